@@ -1,0 +1,1 @@
+"""Tensors: model, inner optimizer, delta codec, fold. No sockets, no peers, no clock."""

@@ -1,0 +1,1 @@
+"""The daemon: transports, worker process, checkpoints, data and the command line."""

@@ -1,0 +1,1 @@
+"""Benchmarks anyone can rerun: tscale-node bench."""

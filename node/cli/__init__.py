@@ -1,0 +1,1 @@
+"""The tscale-node command line."""

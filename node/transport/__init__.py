@@ -1,0 +1,1 @@
+"""How frames travel between peers: libp2p, and an in-memory twin with faults."""

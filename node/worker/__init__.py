@@ -1,0 +1,1 @@
+"""The spawned training process and its supervision."""

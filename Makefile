@@ -1,0 +1,63 @@
+# `make demo` runs the main job, `make test` the checks and the tests. Both build the environment in .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+ROOMS := kernels protocol node dashboard
+# one thread a process: two OpenMP threads on a busy 2-core machine are ten times slower
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test test-fast check format types imports bench-codec clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo         a seed and three nodes train together on this machine"
+	@echo "make test         make check, then every test"
+	@echo "make test-fast    the unit and simulation tests without the slow ones"
+	@echo "make check        format, ruff, mypy and the import contracts"
+	@echo "make bench-codec  speed and size of the delta codec"
+	@echo "make clean        remove .venv and build"
+
+# torch first: the exact version that the tests use. The stamp makes a changed pyproject.toml install again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "make: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2>&1 || true)." \
+	       "Name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
+	  echo "make: $(PYTHON) -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/tscale-node demo
+
+# mypy and import-linter need the folders under their installed names
+build/ns/tscale: Makefile
+	@rm -rf $@ && mkdir -p $@
+	@for room in $(ROOMS); do ln -s ../../../$$room $@/$$room; done
+
+format: $(STAMP)
+	$(BIN)/ruff check --quiet $(ROOMS) tests
+	$(BIN)/ruff format --check --quiet $(ROOMS) tests
+
+types: $(STAMP) build/ns/tscale
+	MYPYPATH=build/ns $(BIN)/mypy -p tscale.protocol -p tscale.node -p tscale.dashboard -p tscale.kernels
+
+imports: $(STAMP) build/ns/tscale
+	PYTHONPATH=build/ns $(BIN)/lint-imports --no-cache --no-logo
+
+check: format types imports
+
+# the first run has its tests side by side; those with real processes or a browser come after, one by one
+test: check
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(wildcard tests/unit tests/sim tests/golden)
+	$(BIN)/python -m pytest $(wildcard tests/swarm tests/browser)
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not process and not browser" $(wildcard tests/unit tests/sim)
+
+bench-codec: $(STAMP)
+	$(BIN)/tscale-node bench codec --json
+
+clean:
+	rm -rf .venv build

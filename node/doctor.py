@@ -1,0 +1,196 @@
+"""Checks of this machine before it joins a swarm: each gives a verdict, what was seen, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import hashlib
+import importlib.metadata
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tscale.node.netaddr import require_free_port
+from tscale.node.specs import shipped_book_path
+from tscale.protocol.errors import TscaleError
+from tscale.protocol.identity import Identity
+
+BOOK_SHA256 = "fe282a57094ed62e7144fb7c804a9748fc1c909bf3b49d06e7276015f9f67240"
+MIN_FREE_BYTES = 200 << 20
+GOOD_FREE_BYTES = 2 << 30
+OLDEST_UNIX_S = 1_767_225_600.0
+"""No correct clock shows a time before this program was written."""
+
+_TIMEX_BYTES = 512
+_TIME_ERROR = 5
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`seen` is what was found; `advice` is empty when the level is ok."""
+
+    check: str
+    level: Level
+    seen: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Where the nodes' files are, and where a node would listen (port 0: anywhere)."""
+
+    state_dir: Path
+    host: str
+    port: int
+
+
+def run_doctor(options: DoctorOptions) -> Iterator[Verdict]:
+    """All checks in order, each as soon as it is done; a check that breaks is a failed one."""
+    checks: tuple[tuple[str, Callable[[], Verdict]], ...] = (
+        ("python", check_python),
+        ("state folder", lambda: check_state_dir(options.state_dir)),
+        ("disk", lambda: check_disk(options.state_dir)),
+        ("clock", check_clock),
+        ("port", lambda: check_port(options.host, options.port)),
+        ("data", check_data),
+        ("torch", check_torch),
+        ("codec", check_codec),
+        ("network", lambda: check_network(options.host)),
+    )
+    for name, check in checks:
+        try:
+            yield check()
+        except TscaleError as error:
+            yield Verdict(name, "fail", str(error), "follow the message")
+        except Exception as error:  # noqa: BLE001 - whatever breaks in here is what the person needs to know
+            yield Verdict(name, "fail", f"{type(error).__name__}: {error}", "install again: make clean, then make test")
+
+
+def check_python() -> Verdict:
+    """The interpreter and this program's version."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Verdict("python", "ok", f"Python {version}, tscale-node {importlib.metadata.version('tscale-node')}")
+
+
+def check_state_dir(state_dir: Path) -> Verdict:
+    """Whether files can be written there."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=state_dir) as stream:
+            stream.write(b"tscale")
+            stream.flush()
+    except OSError as error:
+        advice = "give a folder you may write to with --state-dir"
+        return Verdict("state folder", "fail", f"{state_dir}: {error.strerror or error}", advice)
+    return Verdict("state folder", "ok", str(state_dir))
+
+
+def check_disk(state_dir: Path) -> Verdict:
+    """Free space where the state is."""
+    place = next(path for path in (state_dir, *state_dir.absolute().parents) if path.exists())
+    free_bytes = shutil.disk_usage(place).free
+    seen = f"{free_bytes / 1e9:.1f} GB free"
+    if free_bytes < MIN_FREE_BYTES:
+        return Verdict("disk", "fail", seen, f"free at least {MIN_FREE_BYTES >> 20} MB, or use --state-dir")
+    if free_bytes < GOOD_FREE_BYTES:
+        return Verdict("disk", "warn", seen, "enough for small models only: free 2 GB or more")
+    return Verdict("disk", "ok", seen)
+
+
+def check_clock(now_unix_s: float | None = None) -> Verdict:
+    """Whether the clock is plausible, and on Linux whether the system keeps it right."""
+    now = time.time() if now_unix_s is None else now_unix_s
+    seen = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    if now < OLDEST_UNIX_S:
+        return Verdict("clock", "fail", seen, "the clock is wrong: switch on the system's time synchronisation")
+    if _clock_is_synchronised() is False:
+        advice = "the system does not synchronise it: switch that on, swarms need it right to a second"
+        return Verdict("clock", "warn", seen, advice)
+    return Verdict("clock", "ok", seen)
+
+
+def check_port(host: str, port: int) -> Verdict:
+    """Whether the node could listen there. Raises PortInUse with what to do."""
+    require_free_port(host, port)
+    return Verdict("port", "ok", f"{host} port {port} is free" if port else f"{host}, any free port")
+
+
+def check_data() -> Verdict:
+    """Whether the shipped text is complete."""
+    found = hashlib.sha256(shipped_book_path().read_bytes()).hexdigest()
+    if found != BOOK_SHA256:
+        return Verdict("data", "fail", f"the shipped text has sha256 {found[:16]}...", "install again")
+    return Verdict("data", "ok", "the shipped text is complete")
+
+
+def check_torch() -> Verdict:
+    """Whether torch computes: a product whose result is known."""
+    import torch
+
+    values = torch.arange(1024, dtype=torch.float32).reshape(32, 32)
+    product = values @ torch.eye(32)
+    gpu = "with a GPU" if torch.cuda.is_available() else "on the CPU"
+    seen = f"torch {torch.__version__} {gpu}"
+    if not torch.equal(product, values):
+        return Verdict("torch", "fail", f"{seen} computes wrong products", "install torch again")
+    return Verdict("torch", "ok", seen)
+
+
+def check_codec() -> Verdict:
+    """Whether the fast codec and the plain one give equal bytes here."""
+    import numpy as np
+
+    from tscale.kernels.codec import Rung, encode
+    from tscale.kernels.layout import Layout, TensorSpec
+
+    layout = Layout((TensorSpec("matrix", (96, 100), "matrix"), TensorSpec("small", (300,), "small")))
+    values = np.random.default_rng(1).standard_normal(layout.numel).astype(np.float32)
+    blobs, rests = [], []
+    for name in ("reference", "numba"):
+        rest = values.copy()
+        blobs.append(encode(rest, layout, Rung(64, 2), impl=name))
+        rests.append(rest)
+    if blobs[0] != blobs[1] or not np.array_equal(rests[0], rests[1]):
+        return Verdict("codec", "fail", "the fast codec gives other bytes than the plain one", "report this machine")
+    return Verdict("codec", "ok", f"fast and plain codec agree ({len(blobs[0])} bytes)")
+
+
+def check_network(host: str) -> Verdict:
+    """Whether the network process starts, listens and stops."""
+    from tscale.node.transport.p2p import P2PConfig, P2PTransport
+
+    async def start_and_stop(key_file: Path) -> list[str]:
+        transport = P2PTransport(P2PConfig(key_file=key_file, swarm_id="doctor", host=host))
+        try:
+            await transport.start()
+            return transport.own_addrs()
+        finally:
+            await transport.close()
+
+    with tempfile.TemporaryDirectory(prefix="tscale-doctor-") as folder:
+        key_file = Path(folder) / "identity.key"
+        key_file.touch(mode=0o600)
+        key_file.write_bytes(Identity.from_secret(hashlib.sha256(folder.encode()).digest()).key_file())
+        addrs = asyncio.run(start_and_stop(key_file))
+    if not addrs:
+        return Verdict("network", "warn", "it starts, but no address was found", "is there a network connection?")
+    return Verdict("network", "ok", f"others would dial {addrs[0].split('/p2p/')[0]}")
+
+
+def _clock_is_synchronised() -> bool | None:
+    """The kernel's word on it; None where it can't be asked."""
+    if sys.platform != "linux":
+        return None
+    try:
+        # struct timex all zero: modes 0 reads the state and sets nothing
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR

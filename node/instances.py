@@ -1,0 +1,83 @@
+"""Which folder a node uses: the swarm's own, or a numbered one beside it when a node of this machine holds that."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tscale.node.config import NodeConfig
+from tscale.node.statedir import StateDir, default_state_dir, holder_pid, lock, open_state_dir
+from tscale.protocol.errors import StateInUse
+from tscale.protocol.fields import is_swarm_id
+
+MAX_INSTANCES = 64
+
+_NUMBERED = re.compile(r"(.+)-(?:[2-9]|[1-9][0-9])")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A locked folder. `notice` says so when it is not the first one."""
+
+    state: StateDir
+    notice: str | None
+
+
+def base_dir(chosen: Path | None, config: NodeConfig) -> Path:
+    """Where the folders of nodes are: the one chosen on the command line, else the configuration's, else the
+    platform's place."""
+    if chosen is not None:
+        return chosen.expanduser()
+    return Path(config.storage.state_dir).expanduser() if config.storage.state_dir else default_state_dir()
+
+
+def claim_folder(stack: ExitStack, base: Path, swarm_id: str, numbered: bool) -> Instance:
+    """Lock a folder for a node of the swarm until `stack` closes.
+
+    If `numbered`, the first free one of `<swarm_id>`, `<swarm_id>-2`, ... is taken, so that the same command in
+    several terminals gives several nodes and, after they ended, resumes them. Else `<swarm_id>`, or StateInUse.
+    """
+    if not numbered:
+        state = open_state_dir(base, swarm_id)
+        stack.enter_context(lock(state))
+        return Instance(state, None)
+    for number in range(1, MAX_INSTANCES + 1):
+        state = open_state_dir(base, swarm_id if number == 1 else f"{swarm_id}-{number}")
+        try:
+            stack.enter_context(lock(state))
+        except StateInUse:
+            continue
+        if number == 1:
+            return Instance(state, None)
+        return Instance(state, f"another node of this swarm runs here: this one uses {state.path}")
+    raise StateInUse(f"{MAX_INSTANCES} nodes of this swarm run on this machine already: stop one first")
+
+
+def find_folders(base: Path, swarm: str | None) -> list[StateDir]:
+    """The folders of nodes under `base`, running or not, sorted by name.
+
+    `swarm` is a swarm id, which means all its folders, or the name of one folder; None means every swarm.
+    """
+    if not base.is_dir():
+        return []
+    found = []
+    for path in sorted(base.iterdir()):
+        swarm_id = swarm_of(path.name)
+        if swarm_id is not None and path.is_dir() and swarm in (None, swarm_id, path.name):
+            found.append(StateDir(path))
+    return found
+
+
+def swarm_of(folder_name: str) -> str | None:
+    """The swarm id in a folder's name, or None when it is no node's folder."""
+    if is_swarm_id(folder_name):
+        return folder_name
+    match = _NUMBERED.fullmatch(folder_name)
+    return match[1] if match is not None and is_swarm_id(match[1]) else None
+
+
+def is_running(state: StateDir) -> bool:
+    """Whether a node holds the folder now."""
+    return state.lock_file.exists() and holder_pid(state) is not None

@@ -1,0 +1,84 @@
+"""Files that a worker leaves for its node: contributions and snapshots, written whole or not at all.
+
+A snapshot is the outer state as raw little-endian float32: the anchor, then (when the swarm has outer momentum) the
+momentum, both in layout order.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from tscale.kernels.replica import OuterState
+from tscale.node.statedir import write_error
+from tscale.protocol.errors import RefuseFrame
+
+
+def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> int:
+    """Write `pieces` one after the other to a temporary file and rename it to `path`. Returns the size in bytes.
+
+    Raises:
+        DiskFull: it does not fit; `path` is as before and the temporary file is gone.
+        BadInput: the place can't be written.
+    """
+    partial = path.with_name(path.name + ".part")
+    size_bytes = 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            for piece in pieces:
+                size_bytes += file.write(piece)
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise write_error(path, error) from error
+    return size_bytes
+
+
+def state_bytes(parameters: int, *, has_momentum: bool) -> int:
+    """The size of a snapshot file."""
+    return 4 * parameters * (2 if has_momentum else 1)
+
+
+def write_snapshot(path: Path, state: OuterState) -> int:
+    """Write an outer state. Returns the size in bytes; raises DiskFull."""
+    arrays = [state.anchor] if state.momentum is None else [state.anchor, state.momentum]
+    return write_whole(path, (np.ascontiguousarray(array, "<f4").data.cast("B") for array in arrays))
+
+
+def read_snapshot(path: Path, parameters: int, *, has_momentum: bool) -> OuterState:
+    """Read an outer state of `parameters` values per vector.
+
+    Raises:
+        RefuseFrame: the file is missing, has another size, or holds values that are not finite.
+    """
+    expected = state_bytes(parameters, has_momentum=has_momentum)
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes != expected:
+            raise RefuseFrame(f"the snapshot has {size_bytes} bytes, this swarm's state has {expected}")
+        flat = np.fromfile(path, "<f4", count=expected // 4)
+    except OSError as error:
+        raise RefuseFrame(f"the snapshot can't be read: {error}") from error
+    if flat.size != expected // 4 or not np.isfinite(flat).all():
+        raise RefuseFrame("the snapshot is cut short or holds values that are not finite")
+    anchor = flat[:parameters].copy() if has_momentum else flat
+    return OuterState(anchor, flat[parameters:].copy() if has_momentum else None)
+
+
+def read_blob(path: str, max_bytes: int) -> bytes:
+    """The whole of a contribution's file.
+
+    Raises:
+        RefuseFrame: it is missing or over the cap; nothing was allocated.
+    """
+    try:
+        size_bytes = os.stat(path).st_size
+        if size_bytes > max_bytes:
+            raise RefuseFrame(f"a contribution of {size_bytes} bytes is over the cap of {max_bytes}")
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise RefuseFrame(f"a contribution can't be read: {error}") from error

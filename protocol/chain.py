@@ -1,0 +1,274 @@
+"""The manifest chain: what makes a manifest valid, and which one is the head when there are several.
+
+Manifests form a tree under the genesis digest. At every branching the child with more accepted tokens *behind* it
+wins; between children with nothing behind them, the earlier round, then the earlier sealer in the candidates' order,
+then the lower digest. The rule depends on the set of manifests alone, not on the order of arrival, so peers that know
+the same manifests follow the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tscale.protocol.hashing import digest
+from tscale.protocol.records import Announcement, Manifest, SignedRecord
+from tscale.protocol.spec import SwarmSpec
+
+
+@dataclass
+class Link:
+    """A manifest in the tree. `tokens` are its own, `total` includes its ancestors'."""
+
+    digest: bytes
+    parent: Link | None
+    round: int
+    tokens: int
+    total: int
+    order: tuple[int, bytes, bytes] = (0, b"", b"")
+    signed: SignedRecord[Manifest] | None = None
+    children: list[Link] = field(default_factory=list)
+    invalid: bool = False
+    depth: int = 0
+    authors: frozenset[bytes] = frozenset()
+    taken: frozenset[tuple[bytes, int]] = frozenset()  # (author, round) of its contributions
+    places: dict[tuple[int, bytes], tuple[int, bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Work out what is asked for often."""
+        if self.signed is not None:
+            self.taken = frozenset((c.public, c.record.round) for c in self.signed.contributions)
+            self.authors = frozenset(author for author, _ in self.taken)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One contribution of a manifest with the weight the fold gives it."""
+
+    announcement: SignedRecord[Announcement]
+    weight: float
+
+
+def genesis_digest(swarm_id: str) -> bytes:
+    """The digest that stands for the state before the first manifest."""
+    return digest("genesis", swarm_id.encode())
+
+
+def candidate_order(parent: Link, round_: int, public: bytes) -> tuple[int, bytes]:
+    """A peer's place among the candidates to seal a round on `parent`: its contributors first, then by hash."""
+    found = parent.places.get((round_, public))
+    if found is None:
+        place = digest("sealer", parent.digest, round_.to_bytes(8, "little"), public)
+        found = parent.places[(round_, public)] = (0 if public in parent.authors else 1, place)
+    return found
+
+
+class Chain:
+    """The tree of known manifests, kept `keep` links deep below the head."""
+
+    def __init__(self, spec: SwarmSpec, keep: int = 512) -> None:
+        self.spec = spec
+        self.keep = keep
+        self.genesis = Link(genesis_digest(spec.swarm_id), None, -1, 0, 0)
+        self.links: dict[bytes, Link] = {self.genesis.digest: self.genesis}
+        self.root = self.genesis
+        self.version = 0  # grows with every change, for caches
+
+    def get(self, digest_: bytes) -> Link | None:
+        """The link of a manifest, if known."""
+        return self.links.get(digest_)
+
+    def insert(self, signed: SignedRecord[Manifest], as_floor: bool = False) -> tuple[Link | None, str]:
+        """Add a manifest whose parent is known. Returns the link, or None and the reason.
+
+        `as_floor` accepts one with an unknown parent directly under the root: the answerer keeps no older ones.
+        """
+        if signed.digest in self.links:
+            return self.links[signed.digest], "known"
+        manifest = signed.record
+        parent = self.links.get(manifest.parent)
+        if parent is None:
+            if not as_floor:
+                return None, "its parent is not known"
+            parent = self.root
+            tokens = manifest.total_tokens - parent.total
+        else:
+            reason = self.find_fault(signed, parent)
+            if reason:
+                return None, reason
+            tokens = manifest.total_tokens - parent.total
+        order = (*candidate_order(parent, manifest.round, signed.public), signed.digest)
+        link = Link(signed.digest, parent, manifest.round, tokens, manifest.total_tokens, order, signed)
+        link.depth, link.invalid = parent.depth + 1, parent.invalid
+        parent.children.append(link)
+        self.links[signed.digest] = link
+        self.version += 1
+        return link, "added"
+
+    def find_fault(self, signed: SignedRecord[Manifest], parent: Link) -> str:
+        """Why a manifest is invalid on `parent`, or '': a function of the manifest, the spec and the chain alone."""
+        manifest, parts = signed.record, signed.contributions
+        if manifest.swarm != self.spec.swarm_id:
+            return "it is of another swarm"
+        if manifest.round <= parent.round:
+            return "its round is not after its parent's"
+        if len(parts) > self.spec.rounds.max_contributions:
+            return "it has more contributions than the spec allows"
+        if manifest.total_tokens != parent.total + sum(p.record.tokens for p in parts):
+            return "its total of tokens does not add up"
+        if not self.admits(signed.public):
+            return "its sealer is not admitted"
+        for part in parts:
+            reason = self.find_contribution_fault(part, parent, manifest.round)
+            if reason:
+                return reason
+        majority = majority_state(parts, parent.digest)
+        if majority is not None and majority != manifest.parent_state:
+            return "its sealer's state differs from the majority of its contributors'"
+        return ""
+
+    def find_contribution_fault(self, part: SignedRecord[Announcement], parent: Link, round_: int) -> str:
+        """Why a contribution can't be in a manifest of `round_` on `parent`, or ''."""
+        a, spec = part.record, self.spec
+        if a.swarm != spec.swarm_id or not self.admits(part.public):
+            return "a contribution's author is not admitted"
+        if not round_ - 1 <= a.round <= round_:
+            return "a contribution is of another round"
+        if self.age(a.base, parent) is None:
+            return "a contribution has an older base"
+        if a.tokens > spec.caps.max_contribution_tokens or a.blob.size_bytes > spec.caps.max_blob_bytes:
+            return "a contribution is over the spec's caps"
+        if a.rung >= len(spec.codec.rungs):
+            return "a contribution has a rung that the spec lacks"
+        if (part.public, a.round) in parent.taken:
+            return "a contribution is in the parent already"
+        return ""
+
+    def admits(self, public: bytes) -> bool:
+        """Whether a key may contribute and seal."""
+        return self.spec.admission.open or public in self.spec.admission.keys
+
+    @staticmethod
+    def age(base: bytes, parent: Link) -> int | None:
+        """0 when a contribution was trained from `parent`, 1 from the one before, else None."""
+        if base == parent.digest:
+            return 0
+        if parent.signed is not None and base == parent.signed.record.parent:
+            return 1
+        return None
+
+    def parts(self, link: Link) -> tuple[Part, ...]:
+        """The contributions of a link with their weights: gain * tokens * age factor over the total, authors sorted."""
+        if link.signed is None or link.parent is None:
+            return ()
+        shares: list[tuple[SignedRecord[Announcement], float]] = []
+        total = 0.0
+        for part in link.signed.contributions:
+            factor = 1.0 if part.record.base == link.signed.record.parent else self.spec.outer.age_factor
+            share = float(part.record.tokens) * factor
+            shares.append((part, share))
+            total += share
+        if total <= 0.0:
+            return ()
+        rungs = self.spec.codec.rungs
+        return tuple(Part(p, rungs[p.record.rung].gain * (share / total)) for p, share in shares if share > 0.0)
+
+    def best(self, usable: Callable[[Link], bool] | None = None) -> Link:
+        """The head among the valid manifests for which `usable` holds (with all their ancestors)."""
+        here = self.root
+        while True:
+            ready = [c for c in here.children if not c.invalid and (usable is None or usable(c))]
+            if not ready:
+                return here
+            if len(ready) == 1:
+                here = ready[0]
+            else:
+                here = min(ready, key=lambda c: (-_behind(c, usable), c.round, c.order))
+
+    def path(self, ancestor: Link, link: Link) -> list[Link] | None:
+        """The links after `ancestor` up to `link`, oldest first; None when `ancestor` is not one."""
+        steps: list[Link] = []
+        here: Link | None = link
+        while here is not None and here is not ancestor:
+            if here.depth <= ancestor.depth:
+                return None
+            steps.append(here)
+            here = here.parent
+        return None if here is None else steps[::-1]
+
+    def locator(self, head: Link) -> tuple[bytes, ...]:
+        """Digests from the head back, thinning out, ending with the root: where do our chains part?"""
+        found: list[bytes] = []
+        here: Link | None = head
+        step = 1
+        while here is not None and len(found) < 40:
+            found.append(here.digest)
+            step = step * 2 if len(found) > 8 else 1
+            for _ in range(step):
+                here = here.parent if here is not None else None
+        if self.root.digest not in found:
+            found.append(self.root.digest)
+        return tuple(found)
+
+    def after(self, locator: tuple[bytes, ...], head: Link) -> tuple[list[Link], bool]:
+        """The links of `head`'s chain after the first locator entry on it, oldest first, and whether from the floor."""
+        on_chain: dict[bytes, Link] = {}
+        here: Link | None = head
+        while here is not None:
+            on_chain[here.digest] = here
+            here = here.parent
+        for known in locator:
+            if known in on_chain:
+                return self.path(on_chain[known], head) or [], False
+        return self.path(self.root, head) or [], True
+
+    def mark_invalid(self, link: Link) -> None:
+        """A manifest with an invalid contribution is invalid, with all that builds on it."""
+        link.invalid = True
+        self.version += 1
+        for child in link.children:
+            self.mark_invalid(child)
+
+    def prune(self, head: Link) -> list[bytes]:
+        """Forget what lies more than `keep` links behind the head; returns the digests that went."""
+        if head.depth - self.root.depth <= self.keep:
+            return []
+        new_root = head
+        while head.depth - new_root.depth < self.keep:
+            assert new_root.parent is not None  # depth says so
+            new_root = new_root.parent
+        kept: dict[bytes, Link] = {}
+        stack = [new_root]
+        while stack:
+            link = stack.pop()
+            kept[link.digest] = link
+            stack.extend(link.children)
+        gone = [d for d in self.links if d not in kept]
+        new_root.parent = None
+        self.root, self.links = new_root, kept
+        self.version += 1
+        return gone
+
+
+def majority_state(parts: tuple[SignedRecord[Announcement], ...], base: bytes) -> bytes | None:
+    """The state digest that more than half of the tokens trained from `base` vouch for, if any."""
+    votes: dict[bytes, int] = {}
+    for part in parts:
+        if part.record.base == base:
+            votes[part.record.base_state] = votes.get(part.record.base_state, 0) + part.record.tokens
+    total = sum(votes.values())
+    for state, tokens in votes.items():
+        if 2 * tokens > total:
+            return state
+    return None
+
+
+def _behind(link: Link, usable: Callable[[Link], bool] | None) -> int:
+    """The tokens on the heaviest chain of valid, usable manifests below `link`, its own not counted."""
+    heaviest = 0
+    stack = [(link, 0)]
+    while stack:
+        here, tokens = stack.pop()
+        heaviest = max(heaviest, tokens)
+        stack.extend((c, tokens + c.tokens) for c in here.children if not c.invalid and (usable is None or usable(c)))
+    return heaviest

@@ -1,0 +1,140 @@
+"""Who is in the swarm: peer records, who is alive, and whom to talk to next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tscale.protocol.dice import Dice
+from tscale.protocol.records import PeerRecord, SignedRecord
+
+MAX_CONTACTS = 4096
+STALE_CHANCE = 0.15  # share of gossip that goes to silent peers and to bootstrap contacts, so that partitions heal
+FORGET_AFTER_S = 86400.0
+
+
+@dataclass
+class Contact:
+    """One peer as this peer sees it. Times are swarm time."""
+
+    public: bytes
+    addrs: tuple[str, ...] = ()
+    signed: SignedRecord | None = None
+    record: PeerRecord | None = None
+    heard_unix_s: float = 0.0
+    failures: int = 0
+    retry_unix_s: float = 0.0
+    bootstrap: bool = False
+    strikes: int = 0
+    have: frozenset[bytes] = field(default_factory=frozenset)
+
+
+class Membership:
+    """Contacts by public key. A peer is alive while its signed heartbeat, or a direct word from it, is fresh."""
+
+    def __init__(self, own: bytes, heartbeat_s: float) -> None:
+        self.own = own
+        self.heartbeat_s = heartbeat_s
+        self.contacts: dict[bytes, Contact] = {}
+        self._alive: tuple[int, list[Contact]] | None = None  # of the current sixteenth of a heartbeat
+
+    def contact(self, public: bytes) -> Contact:
+        """The contact of this key, made when new."""
+        found = self.contacts.get(public)
+        if found is None:
+            found = self.contacts[public] = Contact(public)
+        return found
+
+    def bootstrap(self, public: bytes, addrs: tuple[str, ...]) -> None:
+        """A peer named by the user, a link, a cache or this machine."""
+        if public != self.own:
+            contact = self.contact(public)
+            contact.bootstrap = True
+            contact.addrs = contact.addrs or addrs
+
+    def learn(self, signed: SignedRecord, now: float) -> bool:
+        """Take a signed peer record that is newer than the one known. False when it is old, expired or one's own."""
+        record = signed.record
+        if not isinstance(record, PeerRecord) or signed.public == self.own:
+            return False
+        if record.expires_unix_s < now or record.issued_unix_s > now + self.heartbeat_s + 5.0:
+            return False
+        if signed.public not in self.contacts and not self._make_room(now):
+            return False
+        contact = self.contact(signed.public)
+        if contact.record is not None and contact.record.issued_unix_s >= record.issued_unix_s:
+            return False
+        if contact.record is None or record.leaving:
+            self._alive = None
+        contact.signed, contact.record = signed, record
+        if record.addrs:
+            contact.addrs = record.addrs
+        return True
+
+    def heard(self, public: bytes, now: float) -> None:
+        """A direct word from a peer: it is reachable and alive."""
+        contact = self.contacts.get(public)
+        if contact is not None:
+            contact.heard_unix_s, contact.failures, contact.retry_unix_s = now, 0, 0.0
+
+    def failed(self, public: bytes, now: float) -> None:
+        """A request to a peer came to nothing: back off from it, up to half a minute."""
+        contact = self.contacts.get(public)
+        if contact is not None:
+            contact.failures = min(contact.failures + 1, 10)
+            contact.retry_unix_s = now + min(self.heartbeat_s * 0.25 * 2**contact.failures, 30.0)
+
+    def is_alive(self, contact: Contact, now: float) -> bool:
+        """Whether the peer's heartbeat is fresh and it has not said goodbye."""
+        record = contact.record
+        if record is None or record.leaving:
+            return False
+        return max(record.issued_unix_s, contact.heard_unix_s) > now - 3.0 * self.heartbeat_s
+
+    def alive(self, now: float) -> list[Contact]:
+        """All living contacts, in a fixed order."""
+        key = int(now * 16.0 / self.heartbeat_s)
+        if self._alive is None or self._alive[0] != key:
+            self._alive = (key, [c for _, c in sorted(self.contacts.items()) if self.is_alive(c, now)])
+        return self._alive[1]
+
+    def alive_trainers(self, now: float) -> set[bytes]:
+        """Keys of the living peers that train."""
+        return {c.public for c in self.alive(now) if c.record is not None and c.record.role == "trainer"}
+
+    def gossip_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
+        """Up to `count` peers to talk to: living ones, and now and then a silent or bootstrap one."""
+        alive = self.alive(now)
+        living = [c.public for c in alive if c.retry_unix_s <= now]
+        known = {c.public for c in alive}
+        silent = [
+            public
+            for public, c in sorted(self.contacts.items())
+            if public not in known and c.retry_unix_s <= now and (c.addrs or c.bootstrap)
+        ]
+        if silent and (not living or dice.unit() < STALE_CHANCE):
+            return [dice.choice(silent), *dice.sample(living, count - 1)]
+        return dice.sample(living, count)
+
+    def push_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
+        """Living peers that can be dialled, for eager pushes."""
+        ready = [c.public for c in self.alive(now) if c.retry_unix_s <= now]
+        return dice.sample(ready, count)
+
+    def _make_room(self, now: float) -> bool:
+        if len(self.contacts) < MAX_CONTACTS:
+            return True
+        dead = [c for c in self.contacts.values() if not c.bootstrap and not self.is_alive(c, now)]
+        if not dead:
+            return False
+        oldest = min(dead, key=lambda c: max(c.heard_unix_s, c.record.issued_unix_s if c.record else 0.0))
+        del self.contacts[oldest.public]
+        return True
+
+    def sweep(self, now: float) -> None:
+        """Forget peers whose records have been expired for a day; drop expired records at once."""
+        for public, contact in list(self.contacts.items()):
+            if contact.record and contact.record.expires_unix_s < now:
+                contact.signed = None
+            last = max(contact.heard_unix_s, contact.record.issued_unix_s if contact.record else 0.0)
+            if not contact.bootstrap and last < now - FORGET_AFTER_S:
+                del self.contacts[public]

@@ -1,0 +1,240 @@
+"""How records travel: gossip that swaps digests of what is known, and eager pushes of what is new.
+
+Every gossip interval a peer tells one or two others the short ids of its live records and of the blobs it can serve;
+the answer brings what it lacks and asks for what the other lacks. New announcements and manifests don't wait for
+that: they are pushed to a few peers at the next flush, and on by those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tscale.protocol.effects import LearnAddrs, Publish
+from tscale.protocol.errors import RefuseFrame
+from tscale.protocol.messages import (
+    RECORDS_BUDGET_BYTES,
+    Ack,
+    Envelope,
+    Gossip,
+    GossipReply,
+    Push,
+    split_ids,
+)
+from tscale.protocol.records import Announcement, Manifest, PeerRecord, SignedRecord, SnapshotRecord, seal_record
+from tscale.protocol.versions import WIRE_MIN, WIRE_VERSION
+from tscale.protocol.view import View
+
+FANOUT = 3
+MAX_REFUSED_IDS = 20_000
+
+
+class Spread:
+    """The live records of a peer and their exchange. `take` is called with every new announcement, manifest, snapshot."""
+
+    def __init__(self, view: View, take: Callable[[SignedRecord[Announcement | Manifest | SnapshotRecord], bytes], bool]):
+        self.view = view
+        self.take = take
+        self.live: dict[bytes, SignedRecord[PeerRecord | Announcement | Manifest | SnapshotRecord]] = {}
+        self.fresh: list[SignedRecord[PeerRecord | Announcement | Manifest | SnapshotRecord]] = []
+        self.passed: dict[bytes, None] = {}  # ids seen and not wanted again
+        self.addrs: tuple[str, ...] = ()
+        self.own_record: SignedRecord[PeerRecord] | None = None
+        self.leaving = False
+        self._gossip_at = 0.0
+        self._flush_at = 0.0
+        self._beat_at = 0.0
+        self._opened: dict[bytes, SignedRecord[Announcement]] = {}
+
+    # -- own record ---------------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Sign a fresh peer record of this node."""
+        view = self.view
+        now = max(view.swarm_now, self.own_record.record.issued_unix_s + 1e-3 if self.own_record else 0.0)
+        record = PeerRecord(
+            swarm=view.spec.swarm_id,
+            role=view.config.role,
+            addrs=self.addrs,
+            name=view.config.name,
+            wire_min=WIRE_MIN,
+            wire_max=WIRE_VERSION,
+            issued_unix_s=now,
+            expires_unix_s=now + 20.0 * view.pace.heartbeat_s,
+            leaving=self.leaving,
+        )
+        if self.own_record is not None:
+            self.live.pop(self.own_record.digest[:8], None)
+        self.own_record = seal_record(view.config.identity, record)
+        self.live[self.own_record.digest[:8]] = self.own_record
+        view.emit(Publish(self.own_record.bytes, record.expires_unix_s))
+        self._beat_at = view.now + view.pace.heartbeat_s
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Heartbeat, gossip and flush when they are due."""
+        view = self.view
+        if view.now >= self._beat_at:
+            first = self.own_record is None
+            self.beat()
+            if first and self.own_record is not None:
+                self.fresh.append(self.own_record)
+        if view.now >= self._gossip_at:
+            self._gossip_at = view.now + view.pace.gossip_s * (0.75 + 0.5 * view.dice.unit())
+            for peer in view.members.gossip_targets(view.dice, view.now, 1):
+                self.gossip_with(peer)
+        if self.fresh and view.now >= self._flush_at:
+            self.flush()
+
+    def flush(self) -> None:
+        """Push what is new to a few living peers."""
+        view = self.view
+        fresh, self.fresh = self.fresh, []
+        self._flush_at = view.now + view.pace.flush_s
+        records = _within_budget([s.bytes for s in fresh])
+        for peer in view.members.push_targets(view.dice, view.now, FANOUT):
+            view.request(peer, Push(records), lambda env, why: None)
+
+    # -- digests ------------------------------------------------------------------------------------------------
+
+    def known_ids(self) -> bytes:
+        """Short ids of the live records."""
+        return b"".join(self.live)
+
+    def have_ids(self) -> bytes:
+        """Short ids of the blobs this peer can serve."""
+        return b"".join(root[:8] for root in self.view.transfers.complete)
+
+    def gossip_with(self, peer: bytes) -> None:
+        """Swap digests with a peer."""
+
+        def done(env: Envelope | None, reason: str) -> None:
+            if env is None or not isinstance(env.message, GossipReply):
+                return
+            reply = env.message
+            self.learn_have(peer, reply.have)
+            for data in reply.records:
+                self.receive(data, peer)
+            wanted = [self.live[i].bytes for i in split_ids(reply.want) if i in self.live]
+            if wanted:
+                self.view.request(peer, Push(_within_budget(wanted)), lambda env, why: None)
+
+        self.view.request(peer, Gossip(self.known_ids(), self.have_ids()), done)
+
+    def answer_gossip(self, peer: bytes, message: Gossip) -> GossipReply:
+        """What the asker lacks, and what this peer lacks."""
+        theirs = split_ids(message.known)
+        self.learn_have(peer, message.have)
+        lacking = [s.bytes for i, s in self.live.items() if i not in theirs]
+        want = b"".join(sorted(i for i in theirs if i not in self.live and i not in self.passed))
+        return GossipReply(want, self.have_ids(), _within_budget(lacking))
+
+    def answer_push(self, peer: bytes, message: Push) -> Ack:
+        """Take pushed records."""
+        for data in message.records:
+            self.receive(data, peer)
+        return Ack()
+
+    def learn_have(self, peer: bytes, have: bytes) -> None:
+        """Which blobs a peer can serve."""
+        contact = self.view.members.contacts.get(peer)
+        if contact is None:
+            return
+        contact.have = frozenset(split_ids(have))
+        for root, want in self.view.transfers.wants.items():
+            if root[:8] in contact.have:
+                want.holders.add(peer)
+
+    # -- records ------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, source: bytes) -> None:
+        """Open a record from another peer and take it in; a bad one counts against the sender."""
+        try:
+            signed = self.view.config.open_record(
+                data, (PeerRecord, Announcement, Manifest, SnapshotRecord), known=self._opened.get
+            )
+        except RefuseFrame:
+            self.view.members.contact(source).strikes += 1
+            return
+        self.admit(signed, source)
+
+    def admit(self, signed: SignedRecord[PeerRecord | Announcement | Manifest | SnapshotRecord], source: bytes) -> None:
+        """Take in an opened record, and pass it on when it is new."""
+        short = signed.digest[:8]
+        if short in self.live or short in self.passed:
+            return
+        record = signed.record
+        if record.swarm != self.view.spec.swarm_id:
+            self._pass(short)
+        elif isinstance(record, PeerRecord):
+            self._take_peer(signed, record, short)
+        elif self.take(signed, source):  # type: ignore[arg-type]
+            self.live[short] = signed
+            self.fresh.append(signed)
+            if isinstance(record, Announcement):
+                self._opened[signed.bytes] = signed  # type: ignore[assignment]
+        elif not isinstance(record, Manifest):
+            self._pass(short)
+
+    def add_own(self, signed: SignedRecord[Announcement | Manifest | SnapshotRecord]) -> None:
+        """A record of this peer's own making: live, and pushed at the next flush."""
+        self.live[signed.digest[:8]] = signed
+        self.fresh.append(signed)
+        self._flush_at = self.view.now
+        if isinstance(signed.record, Announcement):
+            self._opened[signed.bytes] = signed  # type: ignore[assignment]
+
+    def _take_peer(self, signed: SignedRecord[object], record: PeerRecord, short: bytes) -> None:
+        view = self.view
+        old = view.members.contacts.get(signed.public)
+        old_signed = old.signed if old else None
+        known = old is not None and old.record is not None
+        if not view.members.learn(signed, view.swarm_now):  # type: ignore[arg-type]
+            self._pass(short)
+            return
+        if old_signed is not None:
+            self.live.pop(old_signed.digest[:8], None)
+            self._pass(old_signed.digest[:8])
+        self.live[short] = signed  # type: ignore[assignment]
+        if record.addrs:
+            view.emit(LearnAddrs(signed.public, record.addrs))
+        if record.leaving or not known:
+            self.fresh.append(signed)  # type: ignore[arg-type]
+
+    def _pass(self, short: bytes) -> None:
+        self.passed[short] = None
+        while len(self.passed) > MAX_REFUSED_IDS:
+            del self.passed[next(iter(self.passed))]
+
+    def drop(self, digest: bytes) -> None:
+        """A record is no longer live."""
+        gone = self.live.pop(digest[:8], None)
+        if gone is not None:
+            self._opened.pop(gone.bytes, None)
+            self._pass(digest[:8])
+
+    def sweep(self, oldest_round: int, oldest_snapshot_round: int) -> None:
+        """Let go of records that nobody needs: old rounds, expired peers, old snapshots."""
+        now = self.view.swarm_now
+        for signed in list(self.live.values()):
+            record = signed.record
+            if isinstance(record, PeerRecord):
+                old = record.expires_unix_s < now
+            elif isinstance(record, SnapshotRecord):
+                old = record.round < oldest_snapshot_round
+            else:
+                old = record.round < oldest_round
+            if old:
+                self.drop(signed.digest)
+
+
+def _within_budget(records: list[bytes]) -> tuple[bytes, ...]:
+    """As many records as fit one message; the rest is found missing at the next exchange."""
+    taken: list[bytes] = []
+    size = 0
+    for data in records[:512]:
+        size += len(data) + 8
+        if size > RECORDS_BUDGET_BYTES:
+            break
+        taken.append(data)
+    return tuple(taken)

@@ -130,9 +130,9 @@ class ChildGroup:
                 problems.append(f"{child.name} ended with exit code {code}: {child.last_words()}")
         return problems
 
-    def wait_until_gone(self, timeout_s: float = GONE_TIMEOUT_S) -> list[int]:
+    def wait_until_gone(self, timeout_s: float | None = None) -> list[int]:
         """The pids of this group that are still there after at most `timeout_s`; empty is what one wants."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + (GONE_TIMEOUT_S if timeout_s is None else timeout_s)
         left = self._alive()
         while left and time.monotonic() < deadline:
             time.sleep(_POLL_S)

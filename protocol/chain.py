@@ -122,6 +122,8 @@ class Chain:
             reason = self.find_contribution_fault(part, parent, manifest.round)
             if reason:
                 return reason
+        if len(parts) > 1 and any(self.spec.codec.rungs[p.record.rung].lone_only for p in parts):
+            return "it has a contribution that only a lone peer may make"
         majority = majority_state(parts, parent.digest)
         if majority is not None and majority != manifest.parent_state:
             return "its sealer's state differs from the majority of its contributors'"
@@ -176,14 +178,18 @@ class Chain:
     def best(self, usable: Callable[[Link], bool] | None = None) -> Link:
         """The head among the valid manifests for which `usable` holds (with all their ancestors)."""
         here = self.root
+        behind: dict[bytes, int] | None = None
         while True:
             ready = [c for c in here.children if not c.invalid and (usable is None or usable(c))]
             if not ready:
                 return here
             if len(ready) == 1:
                 here = ready[0]
-            else:
-                here = min(ready, key=lambda c: (-_behind(c, usable), c.round, c.order))
+                continue
+            if behind is None:
+                behind = _tokens_behind(here, usable)
+            weights = behind
+            here = min(ready, key=lambda c: (-weights[c.digest], c.round, c.order))
 
     def path(self, ancestor: Link, link: Link) -> list[Link] | None:
         """The links after `ancestor` up to `link`, oldest first; None when `ancestor` is not one."""
@@ -263,12 +269,14 @@ def majority_state(parts: tuple[SignedRecord[Announcement], ...], base: bytes) -
     return None
 
 
-def _behind(link: Link, usable: Callable[[Link], bool] | None) -> int:
-    """The tokens on the heaviest chain of valid, usable manifests below `link`, its own not counted."""
-    heaviest = 0
-    stack = [(link, 0)]
-    while stack:
-        here, tokens = stack.pop()
-        heaviest = max(heaviest, tokens)
-        stack.extend((c, tokens + c.tokens) for c in here.children if not c.invalid and (usable is None or usable(c)))
-    return heaviest
+def _tokens_behind(top: Link, usable: Callable[[Link], bool] | None) -> dict[bytes, int]:
+    """For every valid, usable link below `top`: the tokens on the heaviest chain below it, its own not counted."""
+    order = [top]
+    for link in order:  # grows while it is walked: parents before children
+        order.extend(c for c in link.children if not c.invalid and (usable is None or usable(c)))
+    behind: dict[bytes, int] = {link.digest: 0 for link in order}
+    for link in reversed(order[1:]):
+        if link.parent is not None:
+            up = link.parent.digest
+            behind[up] = max(behind[up], link.tokens + behind[link.digest])
+    return behind

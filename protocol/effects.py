@@ -103,6 +103,7 @@ class LoadSnapshot:
     root: bytes
     round: int
     total_tokens: int
+    state: bytes
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Membership:
         self.heartbeat_s = heartbeat_s
         self.contacts: dict[bytes, Contact] = {}
         self._alive: tuple[int, list[Contact]] | None = None  # of the current sixteenth of a heartbeat
+        self._trainers: set[bytes] = set()
 
     def contact(self, public: bytes) -> Contact:
         """The contact of this key, made when new."""
@@ -95,11 +96,13 @@ class Membership:
         key = int(now * 16.0 / self.heartbeat_s)
         if self._alive is None or self._alive[0] != key:
             self._alive = (key, [c for _, c in sorted(self.contacts.items()) if self.is_alive(c, now)])
+            self._trainers = {c.public for c in self._alive[1] if c.record is not None and c.record.role == "trainer"}
         return self._alive[1]
 
     def alive_trainers(self, now: float) -> set[bytes]:
         """Keys of the living peers that train."""
-        return {c.public for c in self.alive(now) if c.record is not None and c.record.role == "trainer"}
+        self.alive(now)
+        return self._trainers
 
     def gossip_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
         """Up to `count` peers to talk to: living ones, and now and then a silent or bootstrap one."""

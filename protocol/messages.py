@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tscale.protocol.canonical import pack, unpack
+from tscale.protocol.canonical import pack_trusted, unpack
 from tscale.protocol.errors import RefuseFrame
 from tscale.protocol.hashing import CHUNK_BYTES, HASH_BYTES
 from tscale.protocol.versions import WIRE_VERSION
@@ -198,7 +198,7 @@ _CAPS: dict[str, tuple[type[Any], Any]] = {
 def encode(swarm: str, message: Message, sent_unix_s: float) -> bytes:
     """A frame without bulk bytes; `with_bulk` appends a chunk."""
     fields = tuple(getattr(message, name) for name in message.__dataclass_fields__)
-    header = pack((WIRE_VERSION, swarm, _CODES[type(message)], float(sent_unix_s), fields))
+    header = pack_trusted((WIRE_VERSION, swarm, _CODES[type(message)], float(sent_unix_s), fields))
     return len(header).to_bytes(4, "little") + header
 
 

@@ -229,9 +229,9 @@ class PeerMachine:
             self.view.notice("no_contribution", round=event.round, reason=event.reason)
         elif isinstance(event, BlobVerified):
             sync.on_verified(event)
-            for signed in self.view.pool.by_digest.values():
-                if signed.record.blob.root == event.root and event.ok:
-                    self.rounds.note_arrival(signed)
+            arrived = self.view.pool.by_root.get(event.root)
+            if arrived is not None and event.ok:
+                self.rounds.note_arrival(arrived)
         elif isinstance(event, BlobMissing):
             sync.on_missing(event.root)
         elif isinstance(event, Folded):
@@ -375,7 +375,8 @@ class PeerMachine:
             return False
         self.view.emit(StoreChunk(transfers.wants[root].blob, index, data))
         if transfers.took_chunk(root, index):
-            self.view.dirty = self.view.unchecked = True
+            self.view.dirty = True
+            self.sync.check_blob(root)
             self.view.usable_version += 1
         return True
 
@@ -446,6 +447,11 @@ class PeerMachine:
                 view.want(shard, "dataset")
 
     # -- for the status -----------------------------------------------------------------------------------------
+
+    @property
+    def allowed(self) -> tuple[bool, str]:
+        """Whether the person (or a limit) allows training, and why not."""
+        return self._allowed
 
     @property
     def head(self) -> Link | None:

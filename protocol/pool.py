@@ -12,7 +12,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.by_round: dict[int, dict[bytes, SignedRecord[Announcement]]] = {}
-        self.by_digest: dict[bytes, SignedRecord[Announcement]] = {}
+        self.by_root: dict[bytes, SignedRecord[Announcement]] = {}
         self.verified: set[bytes] = set()
         self.refused: dict[bytes, str] = {}
 
@@ -22,7 +22,7 @@ class Pool:
         if signed.public in authors or len(authors) >= MAX_PER_ROUND:
             return False
         authors[signed.public] = signed
-        self.by_digest[signed.digest] = signed
+        self.by_root[signed.record.blob.root] = signed
         return True
 
     def of_round(self, round_: int) -> dict[bytes, SignedRecord[Announcement]]:
@@ -33,4 +33,4 @@ class Pool:
         """Drop what is older than `round_`."""
         for old in [r for r in self.by_round if r < round_]:
             for signed in self.by_round.pop(old).values():
-                self.by_digest.pop(signed.digest, None)
+                self.by_root.pop(signed.record.blob.root, None)

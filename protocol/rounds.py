@@ -140,6 +140,9 @@ class Rounds:
             and not view.chain.find_contribution_fault(s, parent, round_)
             and self._counts(s, parent)
         ]
+        if len(good) > 1:
+            shared = [s for s in good if not view.spec.codec.rungs[s.record.rung].lone_only]
+            good = shared or [s for s in good if s.public == view.own][:1] or good[:1]
         return self._by_turns(good, parent)
 
     def _counts(self, signed: SignedRecord[Announcement], parent: Link) -> bool:

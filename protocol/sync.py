@@ -45,6 +45,10 @@ class Sync:
         self.folded: set[bytes] = {view.chain.genesis.digest}
         self.busy: bytes | None = None
         self.verifying: set[bytes] = set()
+        self.ready: set[bytes] = set()  # manifests found usable
+        self._fetch_at = 0.0
+        self._offered = 0
+        self._chosen: tuple[object, SnapshotRecord | None] | None = None
         self.drifted = False
         self.offers: dict[bytes, SignedRecord[SnapshotRecord]] = {}
         self.bad_snapshots: set[bytes] = set()
@@ -85,8 +89,14 @@ class Sync:
             return True
         if link.signed is None:
             return False
+        if link.digest in self.ready:
+            return True
         good = self.view.pool.verified if self.view.trains else self.view.transfers.complete
-        return all(part.record.blob.root in good for part in link.signed.contributions)
+        for part in link.signed.contributions:
+            if part.record.blob.root not in good:
+                return False
+        self.ready.add(link.digest)
+        return True
 
     def joined(self) -> bool:
         """Whether this peer's state is at most one manifest behind the best chain."""
@@ -137,6 +147,7 @@ class Sync:
     def on_missing(self, root: bytes) -> None:
         """The store lost a blob: forget it, so that it is fetched again when it is needed."""
         self.verifying.discard(root)
+        self.ready.clear()
         self.view.usable_version += 1
         self.view.pool.verified.discard(root)
         self.view.transfers.forget(root)
@@ -200,6 +211,15 @@ class Sync:
             self.view.kinds.setdefault(part.record.blob.root, "contribution")
         return why
 
+    def check_blob(self, root: bytes) -> None:
+        """A blob is whole: have the worker check it if it is a contribution."""
+        signed = self.view.pool.by_root.get(root)
+        if signed is None:
+            self.view.unchecked = True  # of a manifest ahead, or none of these
+        elif self.head is not None and self.view.trains and root not in self.verifying:
+            self.verifying.add(root)
+            self.view.emit(VerifyBlob(root, signed.record.rung))
+
     def verify_pending(self) -> None:
         """Have the worker check every contribution that is here and unchecked, of the pool and of manifests ahead."""
         view = self.view
@@ -237,6 +257,9 @@ class Sync:
         if target is self.head and not self.drifted:
             self.asked_for = None
             return
+        if view.now < self._fetch_at:
+            return
+        self._fetch_at = view.now + view.pace.flush_s
         steps = self._steps(target)
         if steps is not None and not self.drifted and self._is_cheaper(steps, target) and not self._fetch(steps):
             return
@@ -316,27 +339,46 @@ class Sync:
     def offer(self, signed: SignedRecord[SnapshotRecord]) -> None:
         """A peer says it serves the state after a manifest."""
         self.offers[signed.digest] = signed
+        self._offered += 1
         want = self.view.transfers.wants.get(signed.record.blob.root)
         if want is not None:
             want.holders.add(signed.public)
 
     def _choose(self, target: Link) -> SnapshotRecord | None:
         """The newest snapshot on the target's chain that most offers agree on and that has not failed."""
+        key = (self.view.chain.version, len(self.offers), len(self.bad_snapshots), target.digest, self._offered)
+        if self._chosen is None or self._chosen[0] != key:
+            self._chosen = (key, self._choose_anew(target))
+        return self._chosen[1]
+
+    def _choose_anew(self, target: Link) -> SnapshotRecord | None:
+        states = self._states_towards(target)
         counts: dict[bytes, list[SnapshotRecord]] = {}
         for signed in self.offers.values():
             r = signed.record
-            link = self.view.chain.get(r.manifest)
-            if link is None or link.round != r.round or r.blob.root in self.bad_snapshots:
+            known = states.get(r.manifest)
+            if known is None or known[0] != r.round or r.blob.root in self.bad_snapshots:
                 continue
             if signed.public == self.view.own or r.blob.size_bytes > self.view.spec.caps.max_snapshot_bytes:
                 continue
-            if self._known_state(link) not in (None, r.state) or self.view.chain.path(link, target) is None:
+            if known[1] not in (None, r.state):
                 continue
             counts.setdefault(r.blob.root, []).append(r)
         if not counts:
             return None
         best = max(counts.values(), key=lambda group: (group[0].round, len(group), group[0].blob.root))
         return best[0]
+
+    def _states_towards(self, target: Link) -> dict[bytes, tuple[int, bytes | None]]:
+        """(round, state digest) of the manifests on the target's chain; the digest is what the next one says."""
+        found: dict[bytes, tuple[int, bytes | None]] = {}
+        here: Link | None = target
+        state: bytes | None = None
+        while here is not None and here.signed is not None and here.round >= self.oldest_snapshot_round:
+            found[here.digest] = (here.round, state)
+            state = here.signed.record.parent_state
+            here = here.parent
+        return found
 
     def _known_state(self, link: Link) -> bytes | None:
         """The digest of the state after `link`, as the manifest after it on the best chain says."""
@@ -357,7 +399,7 @@ class Sync:
         self.asked_for = offer.manifest
         if self.view.holds(offer.blob.root):
             self.busy = offer.manifest
-            self.view.emit(LoadSnapshot(offer.manifest, offer.blob.root, link.round, link.total))
+            self.view.emit(LoadSnapshot(offer.manifest, offer.blob.root, link.round, link.total, offer.state))
             return
         self.view.want(offer.blob, "snapshot")
         want = self.view.transfers.wants[offer.blob.root]

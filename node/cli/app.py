@@ -15,12 +15,12 @@ from tscale.node.cli.identity import build_app as build_identity
 from tscale.node.cli.join import join, seed
 from tscale.node.cli.leave import leave
 from tscale.node.cli.logfile import log_unexpected
+from tscale.node.cli.running import EXIT_INTERRUPTED
 from tscale.node.cli.status import status
 from tscale.protocol.errors import StopNode, TscaleError
 
 EXIT_UNEXPECTED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 def run_command(argv: list[str]) -> int:

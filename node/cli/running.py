@@ -17,6 +17,8 @@ from tscale.node.local_peers import announce_local, find_local, withdraw_local
 from tscale.node.swarm_argument import SwarmTarget, stored_spec
 from tscale.protocol.status import StatusSnapshot
 
+EXIT_INTERRUPTED = 130
+
 
 @dataclass(frozen=True)
 class NodeRequest:
@@ -91,4 +93,7 @@ def run_here(request: NodeRequest) -> int:
         display = stack.enter_context(AnnouncingDisplay(choose_display(request.as_json), target.swarm_id))
         if instance.notice is not None:
             display.on_notice(instance.notice)
-        return asyncio.run(run_node(options, display))
+        try:
+            return asyncio.run(run_node(options, display))
+        except asyncio.CancelledError:  # the second Ctrl-C: at once
+            return EXIT_INTERRUPTED

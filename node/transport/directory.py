@@ -23,7 +23,6 @@ _REPLICAS = 5
 _ROUNDS = 3
 _PEERS_PER_ROUND = 8
 _CALL_TIMEOUT_S = 3.0
-_MSGPACK_HEAD_BYTES = 5
 
 RecordCheck = Callable[[str, bytes], bool]
 """`(peer_id, record) -> bool`: whether the record is signed by that peer. Called before an entry is stored."""
@@ -267,10 +266,11 @@ class Directory:
 
 def unpack_record(value: bytes) -> bytes | None:
     """The bytes in a msgpack `bin` that is nothing else, or None. This is how the DHT packs an entry."""
-    if len(value) > MAX_RECORD_BYTES + _MSGPACK_HEAD_BYTES or not value:
+    if not value:
         return None
     width = {0xC4: 1, 0xC5: 2}.get(value[0])
     if width is None or len(value) < 1 + width:
         return None
     body = value[1 + width :]
-    return body if len(body) == int.from_bytes(value[1 : 1 + width], "big") else None
+    fits = len(body) <= MAX_RECORD_BYTES
+    return body if fits and len(body) == int.from_bytes(value[1 : 1 + width], "big") else None

@@ -105,6 +105,25 @@ class _Wait:
         self.seconds = min(self.times.longest_s, grown)
 
 
+async def probe_any(addrs: tuple[PeerAddr, ...], timeout_s: float) -> None:
+    """See whether one of the addresses accepts connections, all at once. Raises TransportError with the last reason."""
+    tries = [asyncio.create_task(probe_tcp(addr, timeout_s)) for addr in addrs]
+    reason = TransportError("no address of it is known")
+    try:
+        for attempt in asyncio.as_completed(tries):
+            try:
+                await attempt
+            except TransportError as error:
+                reason = error
+                continue
+            return
+        raise reason
+    finally:
+        for task in tries:
+            task.cancel()
+        await asyncio.gather(*tries, return_exceptions=True)
+
+
 async def probe_tcp(addr: PeerAddr, timeout_s: float) -> None:
     """See whether anything accepts connections at an address. Raises TransportError with the reason."""
     try:

@@ -140,6 +140,7 @@ class MemoryTransport:
         finally:
             call.cancel()
             self._calls.discard(call)
+            await asyncio.gather(call, return_exceptions=True)
 
     def set_handler(self, handler: RequestHandler) -> None:
         """Answer requests with this."""

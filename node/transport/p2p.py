@@ -17,7 +17,7 @@ from tscale.node.transport.base import MAX_PAYLOAD_BYTES, RequestHandler, SeedSt
 from tscale.node.transport.directory import Directory, DirectoryConfig, RecordCheck
 from tscale.node.transport.gate import UnaryGate, close_p2p
 from tscale.node.transport.hivemind_parts import HivemindParts, load_hivemind
-from tscale.node.transport.joining import JoinCalls, JoinTimes, SeedKeeper
+from tscale.node.transport.joining import JoinCalls, JoinTimes, SeedKeeper, probe_any
 from tscale.node.transport.p2pd import P2pd, P2pdOptions
 from tscale.node.transport.privatedir import make_private_dir, remove_private_dir
 from tscale.node.transport.serving import RequestServer, ServerLimits
@@ -269,10 +269,14 @@ class P2PTransport:
     async def _connect(self, running: _Running, public: bytes) -> None:
         if public == self._public:
             raise TransportError("a peer does not dial itself")
-        parts = self._hivemind
-        addrs = tuple(parts.multiaddr(_bare(addr)) for addr in self._known.get(public, ()))
+        parts, timeout_s = self._hivemind, self._config.connect_timeout_s
+        given = tuple(seed for seed in self._seeds if seed.public == public)
+        known = tuple(dict.fromkeys(_bare(addr) for addr in (*given, *self._known.get(public, ()))))
         peer = parts.peer_id.from_base58(peer_id(public))
-        await running.p2pd.connect(peer, addrs, self._config.connect_timeout_s)
+        if known and peer.to_bytes() not in await running.p2pd.list_peers():
+            # see SeedKeeper: p2pd must not be asked to dial a closed port, or it will not dial the open one later
+            await probe_any(tuple(parse_addr(text) for text in known), timeout_s)
+        await running.p2pd.connect(peer, tuple(parts.multiaddr(text) for text in known), timeout_s)
         if len(running.connected) >= _MAX_KNOWN_PEERS:
             running.connected.clear()
         running.connected.add(public)

@@ -224,6 +224,32 @@ def test_a_dead_peer_fails_fast_and_answers_again_when_it_is_back(tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_a_peer_that_is_gone_for_long_is_dialled_as_soon_as_it_is_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with peers_in(tmp_path) as peers:
+            seed = await peers.start(1)
+            port, two = free_port(), peers.identity(2).public
+            seed.learn_addrs(two, (f"/ip4/127.0.0.1/tcp/{port}",))
+            for _ in range(20):
+                with pytest.raises(TransportError, match="nobody listens"):
+                    await seed.request(two, b"ab", 10.0)
+            # p2pd alone would now refuse to dial it for minutes
+            await peers.start(2, port=port)
+            assert await seed.request(two, b"ab", 10.0) == b"ba"
+
+    asyncio.run(scenario())
+
+
+def test_a_seed_is_asked_before_the_joining_has_begun(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with peers_in(tmp_path) as peers:
+            seed = await peers.start(1)
+            member = await peers.start(2, seeds=tuple(seed.own_addrs()))
+            assert await member.request(peers.identity(1).public, b"ab", 10.0) == b"ba"
+
+    asyncio.run(scenario())
+
+
 def test_records_are_found_by_all_and_junk_is_not_stored(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with peers_in(tmp_path) as peers:

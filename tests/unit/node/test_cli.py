@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
@@ -255,9 +256,10 @@ def test_unexpected_error_without_a_node_goes_to_the_users_log(
     assert str(tmp_path) in one_line(capsys)
 
 
-def test_interrupt_is_130(daemon: FakeDaemon) -> None:
+@pytest.mark.parametrize("how", [KeyboardInterrupt, asyncio.CancelledError])
+def test_interrupt_is_130(how: type[BaseException], daemon: FakeDaemon) -> None:
     def interrupt(events: Any) -> int:
-        raise KeyboardInterrupt
+        raise how
 
     daemon.act = interrupt
     assert run_command(["join", "--swarm", "demo"]) == 130

@@ -46,6 +46,7 @@ class TscaleModel(torch.nn.Module):
             raise ValueError(f"{self._bias_V.numel()} unigram counts for a vocabulary of {cfg.vocab}")
         for spec, view in zip(self.layout.tensors, self._views(flat), strict=True):
             self.register_parameter(spec.name.replace(".", "_"), torch.nn.Parameter(view))
+        self._weights = dict(zip((spec.name for spec in self.layout.tensors), self.parameters(), strict=True))
         self._pairing = combine_pairing(cfg.combine)
         self._rope_tables: dict[int, RopeTable] = {}
         self._biases: dict[tuple[int, LayerReach], torch.Tensor | None] = {}
@@ -86,7 +87,7 @@ class TscaleModel(torch.nn.Module):
         return F.cross_entropy(logits_MV, tokens_BT1[:, 1:].flatten())
 
     def _weight(self, kind: str, index: int) -> torch.Tensor:
-        return self.get_parameter(f"{kind}_{index}")
+        return self._weights[f"{kind}.{index}"]
 
     def _attend(
         self,
@@ -101,13 +102,7 @@ class TscaleModel(torch.nn.Module):
         before_DM = shifted(z_DM, shape[1])
         # N is free of scale, so of these products only K needs its 1/sqrt(D), and that goes into the score's scale
         q, c = group_norm(self._weight("qc", index) @ z_DM, cfg.head_dim).split(cfg.projection_width)
-        key_weight, value_weight = self._weight("kv", index).split(cfg.projection_width)
-        if reach.window == 1:
-            # q turned by t against k turned by t-1 leaves the turn of one position: the same everywhere, so turn the
-            # weight instead of the keys
-            cos, sin = self._table(2)
-            key_weight = rope(key_weight, cfg.head_dim, (cos[..., 1:], -sin[..., 1:]))
-        k, v = (torch.cat((key_weight, value_weight)) @ before_DM).split(cfg.projection_width)
+        k, v = (self._weight("kv", index) @ before_DM).split(cfg.projection_width)
         qkv = (q, k, group_norm(v, cfg.head_dim))
         look = self._look_at_previous if reach.window == 1 else self._look_back
         a_HQM = look(qkv, shape, reach, doc_start_BT)
@@ -127,9 +122,11 @@ class TscaleModel(torch.nn.Module):
         reach: LayerReach,
         doc_start_BT: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention of width 1; the keys come turned by one position backwards."""
+        """Attention of width 1: no product over positions, and the same turn between q and k everywhere."""
+        cos, sin = self._table(2)
+        turned = rope(qkv[0], self.cfg.head_dim, (cos[..., 1:], sin[..., 1:]))
         seen_M = None if doc_start_BT is None else (doc_start_BT < torch.arange(shape[1])).flatten()
-        q, k, v = (x.view(self.cfg.heads, self.cfg.head_dim, -1) for x in qkv)
+        q, k, v = (x.view(self.cfg.heads, self.cfg.head_dim, -1) for x in (turned, qkv[1], qkv[2]))
         return single_attention(q, k, v, seen_M, self._score_scale)
 
     def _look_back(

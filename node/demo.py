@@ -18,13 +18,15 @@ from tscale.protocol.errors import BadInput, RefuseFrame, StopNode
 from tscale.protocol.spec import SwarmSpec
 from tscale.protocol.status import MAX_STATUS_BYTES, StatusSnapshot
 
-DEFAULT_TOKENS = 2_000_000
+DEFAULT_TOKENS = 1_000_000
 START_LEAD_S = 6.0
 POLL_S = 0.25
 READY_TIMEOUT_S = 90.0
 SAFETY_LIMIT_S = 1200.0
 KILL_AT = 1 / 3
 JOIN_AT = 1 / 2
+SETTLE_ROUNDS = 2
+"""How many rounds later a round is final for everybody: a fork lasts for one round."""
 SEED, DASHBOARD = "seed", "dashboard"
 
 
@@ -110,6 +112,7 @@ class DemoRun:
         self._killed: Child | None = None
         self._joiner: Child | None = None
         self._shown_round = -1
+        self._judged_round: int | None = None
         logs = folder / "logs"
         logs.mkdir()
         (folder / "spec.bin").write_bytes(self._spec.to_bytes())
@@ -222,11 +225,16 @@ class DemoRun:
         self._say(f"{name} joins")
 
     def _finished(self) -> bool:
-        """At the target, and the late node has folded too: it may still be starting on a slow machine."""
-        if self._done_share() < 1.0 or self._joiner is None:
+        """At the target, with the late node training too (it may still be starting on a slow machine), and then until
+        all have folded two more rounds, after which the rounds up to here are settled everywhere."""
+        if self._judged_round is None and self._done_share() >= 1.0 and self._joiner is not None:
+            joined, newest = self._watch.latest.get(self._joiner.name), self._newest()
+            if newest is not None and joined is not None and joined.round.folded_round >= 0:
+                self._judged_round = newest.round.folded_round
+        if self._judged_round is None:
             return False
-        joined = self._watch.latest.get(self._joiner.name)
-        return joined is not None and joined.round.folded_round >= 0 and joined.activity == "training"
+        folded = [self._watch.latest[name].round.folded_round for name in self._live_names()]
+        return min(folded) >= self._judged_round + SETTLE_ROUNDS
 
     def _done_share(self) -> float:
         newest = self._newest()
@@ -271,6 +279,7 @@ class DemoRun:
             live=self._live_names(),
             killed=None if self._killed is None else self._killed.name,
             joiner=None if self._joiner is None else self._joiner.name,
+            judged_round=self._judged_round if self._judged_round is not None else -1,
             peers_max=self._watch.peers_max,
             bits_per_parameter=self._watch.bits_per_parameter(),
             seconds=time.monotonic() - self._started_mono_s,

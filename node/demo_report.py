@@ -43,6 +43,7 @@ class DemoFacts:
     """What was seen while the demo ran. `rounds` are each node's folds; `problems` are failures noticed on the way.
 
     `live` names the nodes that ran to the end, `killed` and `joiner` the two special ones (None when there was none).
+    Rounds up to `judged_round` were settled before the nodes were stopped; later ones may be cut off anywhere.
     """
 
     spec: SwarmSpec
@@ -50,6 +51,7 @@ class DemoFacts:
     live: tuple[str, ...]
     killed: str | None
     joiner: str | None
+    judged_round: int
     peers_max: int
     bits_per_parameter: float | None
     seconds: float
@@ -139,9 +141,10 @@ def compare_rounds(rounds: Mapping[str, Mapping[int, FoldLine]]) -> tuple[int, l
 
 def build_report(facts: DemoFacts, model: ModelFacts | None) -> DemoReport:
     """The verdict. `model` None means that no checkpoint could be read, which is a failure of its own."""
-    compared, differences = compare_rounds(_comparable(facts))
-    folds = [fold for name in facts.live for fold in facts.rounds[name].values()]
-    failures = [*facts.problems, *differences[:5], *_missing_folds(facts), *_model_failures(model)]
+    rounds = _judged(facts)
+    compared, differences = compare_rounds(rounds)
+    folds = [fold for name in facts.live for fold in rounds[name].values()]
+    failures = [*facts.problems, *differences[:5], *_missing_folds(facts, rounds), *_model_failures(model)]
     if facts.bits_per_parameter is None:
         failures.append("no contribution was seen that travelled to another node")
     if not compared:
@@ -166,22 +169,26 @@ def build_report(facts: DemoFacts, model: ModelFacts | None) -> DemoReport:
     )
 
 
-def _comparable(facts: DemoFacts) -> dict[str, Mapping[int, FoldLine]]:
-    return {name: settled(folds) if name == facts.killed else folds for name, folds in facts.rounds.items()}
+def _judged(facts: DemoFacts) -> dict[str, dict[int, FoldLine]]:
+    """The folds that must agree: settled rounds, and of the killed node all but its last."""
+    return {
+        name: {
+            number: fold
+            for number, fold in (settled(folds) if name == facts.killed else folds).items()
+            if number <= facts.judged_round
+        }
+        for name, folds in facts.rounds.items()
+    }
 
 
-def _missing_folds(facts: DemoFacts) -> Iterable[str]:
-    for name in (facts.killed, facts.joiner):
-        if name is not None and not facts.rounds.get(name):
+def _missing_folds(facts: DemoFacts, rounds: Mapping[str, Mapping[int, FoldLine]]) -> Iterable[str]:
+    for name in (*facts.live, *([facts.killed] if facts.killed is not None else [])):
+        if not rounds.get(name):
             yield f"{name} folded no round"
     for name in facts.live:
-        if name != facts.joiner and not facts.rounds[name]:
-            yield f"{name} folded no round"
-    newest = max((number for name in facts.live for number in facts.rounds[name]), default=0)
-    for name in facts.live:
-        last = max(facts.rounds[name], default=newest)
-        if newest - last > 2:
-            yield f"{name} stayed behind: its last fold is round {last}, the newest one is round {newest}"
+        last = max(rounds[name], default=facts.judged_round)
+        if facts.judged_round - last > 2:
+            yield f"{name} stayed behind: its last fold is round {last}, the newest one is round {facts.judged_round}"
 
 
 def _model_failures(model: ModelFacts | None) -> Iterable[str]:

@@ -141,7 +141,10 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Close(Command[Closed]):
-    """Cut the round: compress the progress since the last cut at `rung` (index into the spec's ladder)."""
+    """Cut the round: compress the progress since the last cut at `rung` (index into the spec's ladder).
+
+    `base` is the node's idea of the head; `Closed.base` is what was really trained from (a fold may be under way).
+    """
 
     round: int
     base: bytes

@@ -75,7 +75,8 @@ def test_creator_is_killed_the_others_go_on_and_it_comes_back(group: ChildGroup,
     wait_for(lambda: last_round(folders[0]) > died_at + 3, "the creator's catching up", back, *joiners)
     assert group.stop_all() == []
     assert group.wait_until_gone() == []
-    rounds = {folder.name: settled(read_rounds(folder / "rounds.jsonl")) for folder in folders}
+    # the last rounds of nodes that stop together may be cut off anywhere
+    rounds = {folder.name: settled(settled(read_rounds(folder / "rounds.jsonl"))) for folder in folders}
     compared, differences = compare_rounds(rounds)
     assert differences == []
     assert compared >= 4

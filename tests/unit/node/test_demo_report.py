@@ -52,6 +52,7 @@ def facts(rounds: Mapping[str, Mapping[int, FoldLine]], problems: tuple[str, ...
         live=("node-1", "node-2", "node-4"),
         killed="node-3",
         joiner="node-4",
+        judged_round=11,
         peers_max=4,
         bits_per_parameter=0.47,
         seconds=61.23,
@@ -107,6 +108,15 @@ def test_one_different_state_is_found() -> None:
 def test_different_manifests_are_found_and_named() -> None:
     _, differences = compare_rounds({"a": folds(range(3)), "b": folds(range(3), manifest="n")})
     assert differences == [f"round {number}: b and a folded different manifests" for number in range(3)]
+
+
+def test_rounds_that_were_not_settled_when_the_nodes_were_stopped_are_not_judged() -> None:
+    rounds = good_rounds()
+    rounds["node-1"][12] = fold(12, manifest="one side")
+    rounds["node-2"][12] = fold(12, manifest="other side")
+    report = build_report(facts(rounds), GOOD)
+    assert report.ok
+    assert report.rounds == 12
 
 
 def test_rounds_that_only_one_node_folded_compare_nothing() -> None:

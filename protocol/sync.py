@@ -272,6 +272,8 @@ class Sync:
         offer = self._choose(target)
         if offer is None:
             return len(steps) <= 4 * self.replay_limit
+        if len(steps) > self.replay_limit:
+            return False  # the blobs of older manifests may be gone everywhere
         after = [link for link in steps if link.round > offer.round]
         if len(after) == len(steps):
             return True
@@ -321,7 +323,7 @@ class Sync:
                 if want is None:
                     view.want(part.record.blob, "contribution", part.public)
                     want = view.transfers.wants[root]
-                waited_s = view.swarm_now - want.since_unix_s
+                waited_s = view.now - want.since_s
                 lost = lost or waited_s > view.spec.rounds.length_s
         return lost
 
@@ -388,7 +390,7 @@ class Sync:
         return None
 
     def _load_snapshot(self, target: Link) -> None:
-        offer = self._choose(target)
+        offer = self._offer_under_way(target) or self._choose(target)
         if offer is None:
             return
         link = self.view.chain.links[offer.manifest]
@@ -397,6 +399,7 @@ class Sync:
             if gain is not None and len(gain) == 0:
                 return
         self.asked_for = offer.manifest
+        self._forget_wants_before(offer.round)
         if self.view.holds(offer.blob.root):
             self.busy = offer.manifest
             self.view.emit(LoadSnapshot(offer.manifest, offer.blob.root, link.round, link.total, offer.state))
@@ -404,6 +407,30 @@ class Sync:
         self.view.want(offer.blob, "snapshot")
         want = self.view.transfers.wants[offer.blob.root]
         want.holders.update(s.public for s in self.offers.values() if s.record.blob.root == offer.blob.root)
+
+    def _offer_under_way(self, target: Link) -> SnapshotRecord | None:
+        """The snapshot that is being fetched, while it moves and is still on the target's chain: no change of horses."""
+        if self.asked_for is None or self.asked_for not in self._states_towards(target):
+            return None
+        for signed in self.offers.values():
+            want = self.view.transfers.wants.get(signed.record.blob.root)
+            if signed.record.manifest == self.asked_for and signed.record.blob.root not in self.bad_snapshots:
+                moving = want is not None and self.view.now - want.moved_s < 4.0 * self.view.pace.timeout_s
+                if moving or self.view.holds(signed.record.blob.root):
+                    return signed.record
+        return None
+
+    def _forget_wants_before(self, round_: int) -> None:
+        """Contributions that the snapshot makes needless must not take its place on the line."""
+        needless = [
+            part.record.blob.root
+            for link in self.view.chain.links.values()
+            if link.signed is not None and link.round <= round_
+            for part in link.signed.contributions
+        ]
+        for root in needless:
+            if root in self.view.transfers.wants:
+                self.view.transfers.forget(root)
 
     def on_snapshot_loaded(self, event: SnapshotLoaded) -> None:
         """The worker took over a downloaded state: believe it only if its digest is the one the chain vouches for."""

@@ -2,12 +2,13 @@
 
 A want is a blob this peer lacks. Its chunk hashes come first (a one-chunk blob needs none: the root is their hash),
 then the chunks, each checked before it is stored. Wants with few holders go first; a holder that fails or lies is
-left out for that blob for a while. What was stored before a restart is not fetched again.
+left out for that blob for a while. Small blobs are asked for several at a time. What was stored before a restart is
+not fetched again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tscale.protocol.dice import Dice
@@ -18,6 +19,8 @@ MAX_PER_PEER = 2
 MAX_HEDGES = 3
 HEDGE_FLOOR_BPS = 2_000_000.0  # an answer slower than this is worth asking another holder, too
 HOLDER_REST_S = 4.0
+BATCH_BYTES = 128 * 1024  # of small blobs in one request: the round trip saved is worth more than the wait
+MAX_BATCH = 32
 
 
 @dataclass
@@ -42,25 +45,46 @@ class Want:
         late_s = patience_s + 8.0 * min(self.blob.size_bytes, 1 << 20) / HEDGE_FLOOR_BPS
         return [i for i, asks in self.flying.items() if len(asks) < MAX_HEDGES and asks[-1][0] < now - late_s]
 
+    def next_index(self, dice: Dice, now: float, patience_s: float) -> int | None:
+        """What to ask for next: the hashes (-1), a missing chunk, or one that is overdue."""
+        if self.blob.chunks > 1 and self.hashes is None and -1 not in self.flying:
+            return -1
+        missing = self.missing() if self.blob.chunks == 1 or self.hashes is not None else []
+        missing = missing or self.overdue(now, patience_s)
+        return dice.choice(missing) if missing else None
+
+    def is_idle_for(self, peer: bytes, now: float) -> bool:
+        """Whether nothing of it is on its way, and this peer may be asked for it."""
+        return not self.flying and peer in self.holders and self.resting.get(peer, 0.0) <= now
+
 
 @dataclass(frozen=True)
 class Ask:
-    """One request to make: chunk `index` of `root` (-1: its chunk hashes) from `peer`."""
+    """One request to make: chunk `index` of `root` (-1: its chunk hashes) from `peer`.
+
+    `more` are further blobs of one chunk that are asked for in the same request.
+    """
 
     root: bytes
     index: int
     peer: bytes
+    more: tuple[bytes, ...] = ()
 
 
 class Transfers:
-    """All wants, and what is complete. `complete` maps roots to their chunk hashes (None when only the store knows)."""
+    """All wants, and what is complete: `complete` maps roots to their reference and chunk hashes.
 
-    def __init__(self, patience_s: float = 1.0) -> None:
+    `spin` (0 to 255) turns the order of equal wants, so that peers don't all ask the same holder first.
+    """
+
+    def __init__(self, patience_s: float = 1.0, spin: int = 0) -> None:
         self.patience_s = patience_s
+        self.spin = spin
         self.wants: dict[bytes, Want] = {}
         self.complete: dict[bytes, tuple[BlobRef, tuple[bytes, ...]]] = {}
         self.partial: dict[bytes, tuple[tuple[bytes, ...], set[int]]] = {}
         self.busy: dict[bytes, int] = {}
+        self.in_flight = 0
         self.index: dict[bytes, tuple[bytes, int]] = {}  # chunk hash -> where it lies, of complete multi-chunk blobs
 
     def add_complete(self, blob: BlobRef, hashes: tuple[bytes, ...]) -> None:
@@ -95,66 +119,87 @@ class Transfers:
                 if self.index.get(item, (b"",))[0] == root:
                     del self.index[item]
 
+    # -- asking -------------------------------------------------------------------------------------------------
+
     def schedule(self, dice: Dice, now: float, can_ask: Callable[[bytes], int]) -> list[Ask]:
         """The requests to make now: by priority, then fewest holders; least busy holder first.
 
         `can_ask` ranks a peer: those of the highest rank above 0 are asked.
         """
         asks: list[Ask] = []
-        flying = sum(len(asks) for w in self.wants.values() for asks in w.flying.values())
-        if flying >= MAX_IN_FLIGHT:
+        if self.in_flight >= MAX_IN_FLIGHT:
             return asks
-        order = sorted(self.wants.values(), key=lambda w: (w.priority, len(w.holders), w.blob.root))
+        order = sorted((w for w in self.wants.values() if w.holders), key=self._urgency)
         for want in order:
-            if flying >= MAX_IN_FLIGHT:
+            while self.in_flight < MAX_IN_FLIGHT:
+                index = want.next_index(dice, now, self.patience_s)
+                peer = None if index is None else self._holder(want, index, dice, now, can_ask)
+                if index is None or peer is None:
+                    break
+                asks.append(self._ask(want, index, peer, order, now))
+            if self.in_flight >= MAX_IN_FLIGHT:
                 break
-            while flying < MAX_IN_FLIGHT:
-                index = self._next_index(want, dice, now)
-                if index is None:
-                    break
-                asked = {p for _, p in want.flying.get(index, ())}
-                peer = self._holder(want, dice, now, lambda p, asked=asked: 0 if p in asked else can_ask(p))  # type: ignore[misc]
-                if peer is None:
-                    break
-                want.flying.setdefault(index, []).append((now, peer))
-                self.busy[peer] = self.busy.get(peer, 0) + 1
-                flying += 1
-                asks.append(Ask(want.blob.root, index, peer))
         return asks
 
-    def _next_index(self, want: Want, dice: Dice, now: float) -> int | None:
-        if want.blob.chunks > 1 and want.hashes is None and -1 not in want.flying:
-            return -1
-        missing = want.missing() if want.blob.chunks == 1 or want.hashes is not None else []
-        missing = missing or want.overdue(now, self.patience_s)
-        return dice.choice(missing) if missing else None
+    def _urgency(self, want: Want) -> tuple[int, int, int, bytes]:
+        root = want.blob.root
+        return (want.priority, len(want.holders), root[0] ^ self.spin, root)
 
-    def _holder(self, want: Want, dice: Dice, now: float, can_ask: Callable[[bytes], int]) -> bytes | None:
+    def _ask(self, want: Want, index: int, peer: bytes, order: list[Want], now: float) -> Ask:
+        """Book a request, with as many other small blobs of the same holder as fit."""
+        want.flying.setdefault(index, []).append((now, peer))
+        self.busy[peer] = self.busy.get(peer, 0) + 1
+        self.in_flight += 1
+        more: list[bytes] = []
+        size_bytes = want.blob.size_bytes
+        if want.blob.chunks == 1 and size_bytes < BATCH_BYTES:
+            for other in order:
+                if other.blob.chunks == 1 and other is not want and other.is_idle_for(peer, now):
+                    size_bytes += other.blob.size_bytes
+                    if size_bytes > BATCH_BYTES or len(more) + 1 >= MAX_BATCH:
+                        break
+                    other.flying[0] = [(now, peer)]
+                    more.append(other.blob.root)
+        return Ask(want.blob.root, index, peer, tuple(more))
+
+    def _holder(
+        self, want: Want, index: int, dice: Dice, now: float, can_ask: Callable[[bytes], int]
+    ) -> bytes | None:
+        asked = {p for _, p in want.flying.get(index, ())}
         best: list[bytes] = []
         best_key = (1, -MAX_PER_PEER + 1)  # at least a peer of rank 1 with room for one more request
         for peer in sorted(want.holders):
-            if want.resting.get(peer, 0.0) > now:
+            if peer in asked or want.resting.get(peer, 0.0) > now:
                 continue
-            key = (can_ask(peer), -self.busy.get(peer, 0))
-            if key[1] <= -MAX_PER_PEER or key < best_key:
+            busy = self.busy.get(peer, 0)
+            if busy >= MAX_PER_PEER:
+                continue
+            key = (can_ask(peer), -busy)
+            if key < best_key:
                 continue
             if key > best_key:
                 best, best_key = [], key
             best.append(peer)
         return dice.choice(best) if best else None
 
-    def ended(self, ask: Ask, ok: bool, now: float) -> None:
-        """A request came back. A failed holder rests for this blob."""
+    def ended(self, ask: Ask, ok: bool, now: float, lacking: Iterable[bytes] = ()) -> None:
+        """A request came back. A failed holder rests for the blob; of a batch, for those it was `lacking`."""
+        self.in_flight = max(0, self.in_flight - 1)
         self.busy[ask.peer] = max(0, self.busy.get(ask.peer, 0) - 1)
-        want = self.wants.get(ask.root)
-        if want is not None:
-            left = [(at, p) for at, p in want.flying.get(ask.index, ()) if p != ask.peer]
+        bad = set(lacking)
+        for root, index in ((ask.root, ask.index), *((other, 0) for other in ask.more)):
+            want = self.wants.get(root)
+            if want is None:
+                continue
+            left = [(at, p) for at, p in want.flying.get(index, ()) if p != ask.peer]
             if left:
-                want.flying[ask.index] = left
+                want.flying[index] = left
             else:
-                want.flying.pop(ask.index, None)
-            if not ok:
+                want.flying.pop(index, None)
+            if not ok or root in bad:
                 want.resting[ask.peer] = now + HOLDER_REST_S
+
+    # -- taking -------------------------------------------------------------------------------------------------
 
     def take_hashes(self, root: bytes, hashes: tuple[bytes, ...]) -> bool:
         """Accept a blob's chunk hashes if they give its root."""

@@ -165,8 +165,8 @@ class View:
         """Fetch a blob, unless it is here."""
         self.kinds[blob.root] = kind
         known = blob.root in self.transfers.wants
-        priority = {"contribution": 0, "dataset": 1, "snapshot": 1}[kind]
-        want = self.transfers.want(blob, priority, self.swarm_now)
+        priority = {"snapshot": 0, "contribution": 1, "dataset": 2}[kind]
+        want = self.transfers.want(blob, priority, self.now)
         if want is not None:
             if holder is not None and holder != self.own:
                 want.holders.add(holder)

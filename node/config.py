@@ -47,18 +47,9 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class ComputeConfig:
-    """`device` is "auto", "cpu" or "cuda"; `threads` 0 lets the worker choose."""
+    """`threads` of the worker; 0 is one, which leaves the machine usable."""
 
-    device: str = "auto"
     threads: int = 0
-
-
-@dataclass(frozen=True)
-class DashboardConfig:
-    """The read-only web page. More than loopback only when asked for."""
-
-    host: str = "127.0.0.1"
-    port: int = 8420
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,6 @@ class NodeConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
-    dashboard: DashboardConfig = field(default_factory=DashboardConfig)
 
 
 def default_config_file() -> Path:
@@ -179,10 +169,8 @@ _RANGES = types.MappingProxyType(
         "network.download_bytes_per_s": (0, math.inf),
         "storage.blob_quota_bytes": (1 << 20, math.inf),
         "compute.threads": (0, 1024),
-        "dashboard.port": (0, 65535),
     }
 )
-_DEVICES = ("auto", "cpu", "cuda")
 
 
 def _check_ranges(config: NodeConfig, where: str) -> None:
@@ -192,7 +180,5 @@ def _check_ranges(config: NodeConfig, where: str) -> None:
         if not low <= value <= high:
             limit = f"at least {low}" if high == math.inf else f"from {low} to {high}"
             raise BadInput(f"{where}: {name} is {limit}, not {value}")
-    if config.compute.device not in _DEVICES:
-        raise BadInput(f"{where}: compute.device is one of {', '.join(_DEVICES)}, not {config.compute.device!r}")
     if len(config.name) > MAX_NAME_CHARS or not config.name.isprintable():
         raise BadInput(f"{where}: name has at most {MAX_NAME_CHARS} printable characters")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 from tscale.node.transport.base import Transport
-from tscale.node.worker.messages import Evaluated, Progress
+from tscale.node.worker.messages import Evaluated, Progress, Ready
 from tscale.protocol.chain import Link
 from tscale.protocol.identity import peer_id
 from tscale.protocol.peer import PeerMachine
@@ -93,7 +93,8 @@ class Board:
         self.heldout: dict[int, float] = {}
         self.history: deque[LossPoint] = deque(maxlen=MAX_HISTORY)
         self.warnings: tuple[str, ...] = ()
-        self.stopping = False
+        self.phase = ""  # "stopping" and "stopped" win over everything else
+        self.trouble = ""
         self.started_unix_s = time.time()
         self._rates: deque[tuple[float, int, int]] = deque()
         self._announced: dict[int, None] = {}
@@ -103,6 +104,16 @@ class Board:
         self._last_round = -1
 
     # -- news ---------------------------------------------------------------------------------------------------
+
+    def on_ready(self, ready: Ready) -> None:
+        """A worker has its state; the counters of the one before it are over."""
+        self.progress = None
+        self.trouble = ""
+
+    def on_trouble(self, reason: str) -> None:
+        """There is no worker at the moment, and why."""
+        self.progress = None
+        self.trouble = reason
 
     def on_progress(self, progress: Progress) -> None:
         """The worker's counters."""
@@ -176,14 +187,15 @@ class Board:
         )
 
     def _activity(self) -> tuple[str, str]:
-        rounds = self.machine.rounds
-        if self.stopping:
-            return "stopping", "saving a checkpoint"
-        if not self.machine.view.trains:
+        rounds, view = self.machine.rounds, self.machine.view
+        if self.phase:
+            return self.phase, "saving a checkpoint" if self.phase == "stopping" and view.trains else ""
+        if any(not view.holds(shard.root) for shard in view.spec.data.shards):
+            return "joining", "fetching the dataset"
+        if not view.trains:
             return "serving", ""
         if self.machine.head is None:
-            missing = [s for s in self.machine.view.spec.data.shards if not self.machine.view.holds(s.root)]
-            return ("joining", "fetching the dataset") if missing else ("starting", "the worker is starting")
+            return "starting", self.trouble or "the worker is starting"
         if not rounds.training:
             paused = not self.machine.allowed[0]
             return ("paused" if paused else "joining"), rounds.reason
@@ -231,7 +243,14 @@ class Board:
         view = self.machine.view
         tokens = self.credits.tokens
         me = PeerStatus(
-            peer_id(view.own), view.config.name, view.config.role, True, 0.0, own_version(), tokens.get(view.own, 0), True
+            peer_id(view.own),
+            view.config.name,
+            view.config.role,
+            True,
+            0.0,
+            own_version(),
+            tokens.get(view.own, 0),
+            True,
         )
         others = []
         for contact in view.members.contacts.values():

@@ -7,8 +7,9 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from tscale.node.transport.base import Transport, TransportError
+from tscale.node.transport.base import Transport, TransportError, WrongPeer
 from tscale.protocol.addrs import parse_multiaddr_peer
 from tscale.protocol.errors import BadInput, RefuseFrame
 from tscale.protocol.identity import find_public
@@ -21,6 +22,19 @@ ASK_TIMEOUT_S = 10.0
 RETRY_S = (1.0, 15.0)
 SAY_EVERY_S = 15.0
 
+Contact = tuple[bytes, tuple[str, ...]]
+"""A peer's public key and its addresses."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What one seed said: a good spec, or why not. `final`: asking it again would bring nothing else."""
+
+    public: bytes
+    spec: SwarmSpec | None
+    reason: str
+    final: bool
+
 
 def is_peer_record(peer: str, record: bytes) -> bool:
     """Whether a directory entry is a peer record signed by that peer."""
@@ -30,7 +44,7 @@ def is_peer_record(peer: str, record: bytes) -> bool:
         return False
 
 
-def contacts_of(records: Iterable[bytes]) -> tuple[tuple[bytes, tuple[str, ...]], ...]:
+def contacts_of(records: Iterable[bytes]) -> tuple[Contact, ...]:
     """Keys and addresses in kept peer records; damaged ones are left out."""
     found = []
     for data in records:
@@ -43,43 +57,85 @@ def contacts_of(records: Iterable[bytes]) -> tuple[tuple[bytes, tuple[str, ...]]
     return tuple(found)
 
 
+def contacts_of_links(seeds: Iterable[str]) -> tuple[Contact, ...]:
+    """The peers in a list of multiaddrs. Raises BadInput for one that can't be used."""
+    found: dict[bytes, list[str]] = {}
+    for text in seeds:
+        addr, public = parse_multiaddr_peer(text)
+        found.setdefault(public, []).append(addr)
+    return tuple((public, tuple(addrs)) for public, addrs in found.items())
+
+
 async def fetch_spec(
     transport: Transport, swarm_id: str, seeds: tuple[str, ...], say: Callable[[str], None]
 ) -> SwarmSpec:
-    """Ask the seeds in turn until one sends the spec whose hash is in the id. Raises BadInput when one sends another.
+    """Ask all seeds at once until one sends the spec whose hash is in the id.
 
-    Keeps trying while none answers, and says what it waits for.
+    Keeps trying while one may still answer, and says what it waits for. A seed that sends another spec, or whose
+    address belongs to another peer, is not asked again; when no other is left, that is a BadInput.
     """
     if not seeds:
-        raise BadInput(f"{swarm_id} names no seed and this machine has no spec of it: join with the creator's full link")
-    publics = list(dict.fromkeys(parse_multiaddr_peer(seed)[1] for seed in seeds))
-    for seed in seeds:
-        addr, public = parse_multiaddr_peer(seed)
-        transport.learn_addrs(public, (addr,))
+        raise BadInput(
+            f"{swarm_id} names no seed and this machine has no spec of it: join with the creator's full link"
+        )
+    contacts = contacts_of_links(seeds)
+    for public, addrs in contacts:
+        transport.learn_addrs(public, addrs)
+    asked = [public for public, _ in contacts]
     wait_s, said_s = RETRY_S[0], float("-inf")
+    loop = asyncio.get_running_loop()
     while True:
-        reasons = []
-        for public in publics:
-            try:
-                return await _ask(transport, swarm_id, public)
-            except (TransportError, RefuseFrame) as error:
-                reasons.append(str(error))
-        now_s = time.monotonic()
-        if now_s - said_s > SAY_EVERY_S:
-            said_s = now_s
-            say(f"waiting for a seed of {swarm_id}: none of {len(publics)} answers ({reasons[0]}); still trying")
+        answers = await _ask_all(transport, swarm_id, asked)
+        for answer in answers:
+            if answer.spec is not None:
+                return answer.spec
+            if answer.final:
+                asked.remove(answer.public)
+                _LOG.warning("seed_given_up seed=%s reason=%s", answer.public.hex()[:16], answer.reason)
+        if not asked:
+            raise BadInput(f"no spec of {swarm_id}: {answers[0].reason}")
+        if loop.time() - said_s > SAY_EVERY_S:
+            said_s = loop.time()
+            reason = next(answer.reason for answer in answers if not answer.final)
+            say(f"waiting for a seed of {swarm_id}: none of {len(contacts)} answers ({reason}); still trying")
         await asyncio.sleep(wait_s * random.uniform(0.75, 1.25))
         wait_s = min(wait_s * 1.5, RETRY_S[1])
 
 
-async def _ask(transport: Transport, swarm_id: str, public: bytes) -> SwarmSpec:
-    reply = await transport.request(public, encode(swarm_id, GetSpec(), time.time()), ASK_TIMEOUT_S)
-    message = decode(reply).message
+async def _ask_all(transport: Transport, swarm_id: str, publics: list[bytes]) -> list[_Answer]:
+    """Every seed's answer, or those so far once one has sent a good spec."""
+    tasks = [asyncio.create_task(_ask(transport, swarm_id, public)) for public in publics]
+    answers: list[_Answer] = []
+    try:
+        for task in asyncio.as_completed(tasks):
+            answers.append(await task)
+            if answers[-1].spec is not None:
+                break
+    finally:
+        for left in tasks:
+            left.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return answers
+
+
+async def _ask(transport: Transport, swarm_id: str, public: bytes) -> _Answer:
+    try:
+        reply = await transport.request(public, encode(swarm_id, GetSpec(), time.time()), ASK_TIMEOUT_S)
+        message = decode(reply).message
+    except WrongPeer as error:
+        return _Answer(public, None, f"{error}: check the link's peer id and address, or ask for a new link", True)
+    except (TransportError, RefuseFrame) as error:
+        return _Answer(public, None, str(error), False)
     if isinstance(message, Refused):
-        raise RefuseFrame(f"the seed says: {message.reason[:80]}")
+        return _Answer(public, None, f"the seed says: {message.reason[:80]}", False)
     if not isinstance(message, SpecReply):
-        raise RefuseFrame("the seed sent no spec")
-    spec = SwarmSpec.from_bytes(message.spec)
+        return _Answer(public, None, "the seed sent no spec", False)
+    try:
+        spec = SwarmSpec.from_bytes(message.spec)
+    except RefuseFrame as error:
+        reason = f"the seed sent a spec that this version can't use ({error}): update tscale-node, or the seed lies"
+        return _Answer(public, None, reason, True)
     if spec.swarm_id != swarm_id:
-        raise BadInput(f"the seed sent a spec that does not hash to {swarm_id}: the link is wrong, or the seed lies")
-    return spec
+        reason = "the seed sent a spec that does not hash to the id: the link is wrong, or the seed lies"
+        return _Answer(public, None, reason, True)
+    return _Answer(public, spec, "", True)

@@ -6,9 +6,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tscale.node.blobs import BlobStore
 from tscale.node.recordfile import RecordFile
@@ -17,7 +18,7 @@ from tscale.node.transport.base import Transport, TransportError
 from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
 from tscale.protocol.errors import RefuseFrame, SkipRound, StopNode
-from tscale.protocol.messages import with_bulk
+from tscale.protocol.messages import Refused, with_bulk
 from tscale.protocol.peer import PeerMachine
 
 _LOG = logging.getLogger("tscale.peer")
@@ -63,11 +64,21 @@ class Driver:
         if reply.chunk is not None:
             data = self.parts.store.read_chunk(reply.chunk.root, reply.chunk.index)
             if data is None:
-                self.feed(ev.BlobMissing(reply.chunk.root))
-                raise TransportError("the chunk is not here any more")
-            frame = with_bulk(frame, data)
+                frame = self.machine.view.frame(Refused("the chunk is not here any more"))
+                self._soon_missing(reply.chunk.root)
+            else:
+                frame = with_bulk(frame, data)
         self._run(effects)
         return frame
+
+    def blob_missing(self, root: bytes) -> None:
+        """What should lie in the store does not: forget the rest of it too, so that all of it is fetched again."""
+        self.parts.store.drop(root)
+        self.feed(ev.BlobMissing(root))
+
+    def _soon_missing(self, root: bytes) -> None:
+        # not now: the machine is in the middle of a step
+        asyncio.get_running_loop().call_soon(self.blob_missing, root)
 
     async def close(self) -> None:
         """End all requests that are under way."""
@@ -108,10 +119,19 @@ class Driver:
         elif self.trainer is not None:
             self.trainer.take(effect)
 
-    def _spawn(self, coroutine: object) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(coroutine)  # type: ignore[arg-type]
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._guard(coroutine))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """The boundary of a request: a fault in one reply's handling must not end the node."""
+        try:
+            await coroutine
+        except StopNode as error:
+            self.parts.on_fatal(error)
+        except Exception:  # noqa: BLE001 - see above
+            _LOG.exception("request_failed")
 
     async def _request(self, effect: fx.Request) -> None:
         payload = effect.payload
@@ -119,6 +139,7 @@ class Driver:
             data = self.parts.store.read_chunk(effect.chunk.root, effect.chunk.index)
             if data is None:
                 self.feed(ev.RequestFailed(effect.token, "the chunk is not here any more"))
+                self.blob_missing(effect.chunk.root)
                 return
             payload = with_bulk(payload, data)
         try:
@@ -139,7 +160,7 @@ class Driver:
             self.parts.store.put_chunk(effect.blob, effect.index, data)
         except (RefuseFrame, SkipRound) as error:
             _LOG.warning("chunk_not_stored root=%s reason=%s", effect.blob.root.hex()[:12], error)
-            asyncio.get_running_loop().call_soon(self.feed, ev.BlobMissing(effect.blob.root))
+            self._soon_missing(effect.blob.root)
 
     def _publish(self, effect: fx.Publish) -> None:
         """The directory gets a new record every half minute, or when the addresses changed."""

@@ -7,10 +7,26 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tscale.node.statedir import atomic_write, write_error
+from tscale.protocol.errors import BadInput
 from tscale.protocol.records import MANIFEST_MAX_BYTES
 
 MAX_FILE_BYTES = 1 << 28
+GROWN_BYTES = 4 << 20
+"""Appended since the last rewrite: more than this, and more than what the rewrite kept, is worth another one."""
 _LENGTH_BYTES = 4
+
+
+def split_records(data: bytes) -> tuple[list[bytes], int]:
+    """The whole records at the start of `data`, and where the first torn or impossible one begins."""
+    records: list[bytes] = []
+    at = 0
+    while at + _LENGTH_BYTES <= len(data):
+        size = int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
+        if size > MANIFEST_MAX_BYTES or at + _LENGTH_BYTES + size > len(data):
+            break
+        records.append(data[at + _LENGTH_BYTES : at + _LENGTH_BYTES + size])
+        at += _LENGTH_BYTES + size
+    return records, at
 
 
 class RecordFile:
@@ -18,36 +34,44 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._kept_bytes = 0
+        self._appended_bytes = 0
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether a rewrite would make the file much shorter."""
+        return self._appended_bytes > max(GROWN_BYTES, self._kept_bytes)
 
     def load(self) -> list[bytes]:
-        """The records, oldest first; what follows a torn or impossible length is dropped."""
+        """The records, oldest first; what follows a torn or impossible length is dropped.
+
+        Raises BadInput when the file can't be read.
+        """
         try:
-            data = self._path.read_bytes()
+            with self._path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES)
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise write_error(self._path, error) from error
-        records: list[bytes] = []
-        at = 0
-        while at + _LENGTH_BYTES <= min(len(data), MAX_FILE_BYTES):
-            size = int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
-            if size > MANIFEST_MAX_BYTES or at + _LENGTH_BYTES + size > len(data):
-                break
-            records.append(data[at + _LENGTH_BYTES : at + _LENGTH_BYTES + size])
-            at += _LENGTH_BYTES + size
-        if at < len(data):
+            raise BadInput(f"can't read {self._path} ({error.strerror or error}): check its owner and mode") from error
+        records, end = split_records(data)
+        if end < len(data):
             self.rewrite(records)
         return records
 
     def append(self, record: bytes) -> None:
-        """Add one record. Raises DiskFull."""
+        """Add one record. Raises DiskFull, or BadInput when the place can't be written."""
+        framed = len(record).to_bytes(_LENGTH_BYTES, "little") + record
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(descriptor, "ab") as file:
-                file.write(len(record).to_bytes(_LENGTH_BYTES, "little") + record)
+                file.write(framed)
         except OSError as error:
             raise write_error(self._path, error) from error
+        self._appended_bytes += len(framed)
 
     def rewrite(self, records: Iterable[bytes]) -> None:
         """Replace the file's contents. Raises DiskFull, with the old contents intact."""
-        atomic_write(self._path, b"".join(len(r).to_bytes(_LENGTH_BYTES, "little") + r for r in records))
+        data = b"".join(len(r).to_bytes(_LENGTH_BYTES, "little") + r for r in records)
+        atomic_write(self._path, data)
+        self._kept_bytes, self._appended_bytes = len(data), 0

@@ -1,12 +1,13 @@
-"""The node's side of training: keeps a worker running, and turns effects into worker commands and answers into events."""
+"""The node's side of training: keeps a worker running, turns effects into its commands and its answers into events."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tscale.node.blobs import BlobStore
 from tscale.node.worker.messages import (
@@ -28,13 +29,12 @@ from tscale.node.worker.messages import Event as WorkerEvent
 from tscale.node.worker.supervisor import LaunchConfig, WorkerHandle
 from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
-from tscale.protocol.errors import RefuseFrame, RestartWorker, SkipRound, StopNode, TscaleError
+from tscale.protocol.errors import DiskFull, RefuseFrame, RestartWorker, SkipRound, StopNode, TscaleError
 
 _LOG = logging.getLogger("tscale.trainer")
 _BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 _STEADY_S = 120.0
 CALL_TIMEOUT_S = 900.0
-SAVE_WAIT_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class TrainerHooks:
     on_ready: Callable[[Ready], None]
     on_progress: Callable[[Progress], None]
     on_evaluated: Callable[[Evaluated], None]
+    on_trouble: Callable[[str], None]
     on_notice: Callable[[str], None]
     on_fatal: Callable[[StopNode], None]
 
@@ -56,7 +57,7 @@ class Trainer:
         self._config = config
         self._store = store
         self._hooks = hooks
-        self._launch = LaunchConfig(log=log)
+        self._log = log
         self._handle: WorkerHandle | None = None
         self._ready = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,19 +75,31 @@ class Trainer:
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep(), name="trainer")
 
-    async def stop(self) -> str:
-        """End the worker with a checkpoint. Returns a note when something about it went wrong."""
+    async def stop(self, save_s: float) -> str:
+        """End the worker, with a checkpoint if it takes at most `save_s`. Returns a note when that went wrong."""
         self._stopping = True
         note = ""
         if self._handle is not None:
-            note = await self._handle.stop(SAVE_WAIT_S, save=True)
+            # one that is not ready yet has nothing new to save
+            saves = self._ready and self._handle.alive and save_s > 0
+            said = await self._handle.stop(save_s if saves else 0.0, save=saves)
+            note = said if saves else ""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        return note
+        return f"the last minutes may not be saved: {note}" if note else ""
+
+    def kill(self) -> None:
+        """End the worker now, unsaved."""
+        self._stopping = True
+        if self._handle is not None:
+            self._handle.kill()
+
+    def _make_handle(self) -> WorkerHandle:
+        return WorkerHandle(self._on_event, LaunchConfig(log=self._log))
 
     def take(self, effect: fx.Effect) -> None:
         """Do what an effect asks for; what comes of it is fed back as an event."""
@@ -111,7 +124,7 @@ class Trainer:
     async def _keep(self) -> None:
         failures = 0
         loop = asyncio.get_running_loop()
-        while not self._stopping:
+        while True:
             began_s = loop.time()
             try:
                 reason = await self._one_life()
@@ -120,18 +133,23 @@ class Trainer:
                 return
             except RestartWorker as error:
                 reason = str(error)
+            except Exception as error:  # noqa: BLE001 - the boundary of this task: without it there is no training
+                _LOG.exception("trainer_failed")
+                self._hooks.on_fatal(StopNode(f"an unexpected error ended the training ({type(error).__name__})"))
+                return
             self._ready = False
             if self._stopping:
                 return
             self._hooks.feed(ev.WorkerDied(reason))
             failures = 1 if loop.time() - began_s > _STEADY_S else failures + 1
             wait_s = _BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1]
+            self._hooks.on_trouble(f"the worker ended ({reason}), start {failures + 1} comes")
             self._hooks.on_notice(f"the worker ended ({reason}); a new one starts in {wait_s:g} s")
             _LOG.warning("worker_ended reason=%s retry_s=%g", reason, wait_s)
             await asyncio.sleep(wait_s)
 
     async def _one_life(self) -> str:
-        handle = self._handle = WorkerHandle(self._on_event, self._launch)
+        handle = self._handle = self._make_handle()
         ready = await handle.start(self._config)
         self._ready = True
         _LOG.info("worker_ready round=%d resumed=%s pid=%s", ready.round, ready.resumed, handle.pid)
@@ -152,8 +170,6 @@ class Trainer:
         elif isinstance(event, Failed):
             _LOG.warning("worker_failed kind=%s message=%s", event.kind, event.message)
             if event.kind == "disk_full":
-                from tscale.protocol.errors import DiskFull
-
                 self._hooks.on_fatal(DiskFull(event.message))
 
     async def _restart_from_genesis(self, reason: str) -> None:
@@ -169,14 +185,15 @@ class Trainer:
                     folder.rename(aside)
                 break
 
-    def _spawn(self, coroutine: object) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(self._guard(coroutine))
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._guard(coroutine))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guard(self, coroutine: object) -> None:
+    async def _guard(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """The boundary of a call to the worker."""
         try:
-            await coroutine  # type: ignore[misc]
+            await coroutine
         except StopNode as error:
             self._hooks.on_fatal(error)
         except RestartWorker as error:
@@ -186,6 +203,10 @@ class Trainer:
                 self._handle.kill()
         except TscaleError as error:
             _LOG.warning("training_call_failed reason=%s", error)
+        except Exception:  # noqa: BLE001 - what was asked for is lost; a new worker asks for it again
+            _LOG.exception("training_call_failed")
+            if self._handle is not None:
+                self._handle.kill()
 
     # -- commands -----------------------------------------------------------------------------------------------
 
@@ -219,23 +240,34 @@ class Trainer:
             )
         )
 
+    def _find(self, root: bytes) -> Path | None:
+        """The file of a blob. None when it is gone: then the machine is told, and fetches it again when it has to."""
+        path = self._store.path(root)
+        if path is not None and path.exists():
+            return path
+        self._store.drop(root)
+        self._hooks.feed(ev.BlobMissing(root))
+        return None
+
     async def _verify(self, effect: fx.VerifyBlob) -> None:
-        path = self._store.path(effect.root)
+        path = self._find(effect.root)
         if path is None:
+            return
+        try:
+            answer = await self._worker().call(Verify(str(path), effect.rung), CALL_TIMEOUT_S)
+        except SkipRound as error:  # the file can't be read: that says nothing about its author
+            _LOG.warning("blob_unreadable root=%s reason=%s", effect.root.hex()[:12], error)
+            self._store.drop(effect.root)
             self._hooks.feed(ev.BlobMissing(effect.root))
             return
-        answer = await self._worker().call(Verify(str(path), effect.rung), CALL_TIMEOUT_S)
         self._hooks.feed(ev.BlobVerified(effect.root, answer.ok, answer.reason))
 
     async def _fold(self, effect: fx.Fold) -> None:
-        parts: list[tuple[str, float]] = []
-        for root, weight in effect.parts:
-            path = self._store.path(root)
-            if path is None:
-                self._hooks.feed(ev.BlobMissing(root))
-                self._hooks.feed(ev.FoldFailed(effect.manifest, "a blob is not in the store any more", False))
-                return
-            parts.append((str(path), weight))
+        paths = [self._find(root) for root, _ in effect.parts]
+        if any(path is None for path in paths):
+            self._hooks.feed(ev.FoldFailed(effect.manifest, "a blob is not in the store any more", False))
+            return
+        parts = [(str(path), weight) for path, (_, weight) in zip(paths, effect.parts, strict=True)]
         command = Fold(effect.manifest, effect.parent, tuple(parts), effect.total_tokens, effect.round)
         try:
             folded = await self._worker().call(command, CALL_TIMEOUT_S)
@@ -259,9 +291,8 @@ class Trainer:
         self._hooks.feed(ev.SnapshotReady(effect.manifest, effect.round, written.state_digest, ref, hashes))
 
     async def _load(self, effect: fx.LoadSnapshot) -> None:
-        path = self._store.path(effect.root)
+        path = self._find(effect.root)
         if path is None:
-            self._hooks.feed(ev.BlobMissing(effect.root))
             self._hooks.feed(ev.SnapshotRefused(effect.manifest, b"", "it is not in the store any more"))
             return
         command = Load(effect.manifest, str(path), effect.total_tokens, effect.round, effect.state)

@@ -101,7 +101,9 @@ class PeerMachine:
                 bad += 1
                 continue
             if isinstance(signed.record, Manifest):
-                if self.sync.insert(signed) == "added":  # type: ignore[arg-type]
+                # the oldest one kept has no parent here once the chain was pruned
+                as_floor = not self.view.chain.genesis.children
+                if self.sync.insert(signed, as_floor) == "added":  # type: ignore[arg-type]
                     self.spread.live[signed.digest[:8]] = signed
             else:
                 self.sync.restore_offer(signed)  # type: ignore[arg-type]

@@ -28,6 +28,10 @@ class TransportError(TscaleError):
     """
 
 
+class WrongPeer(TransportError):
+    """Another peer answers at the address: its key is not the one that was asked for."""
+
+
 @dataclass
 class Traffic:
     """Bytes since the start, in both roles, payloads and frame headers, without the cost of encryption and TCP."""

@@ -19,7 +19,7 @@ from tscale.node.transport.gate import UnaryGate, close_p2p
 from tscale.node.transport.hivemind_parts import HivemindParts, load_hivemind
 from tscale.node.transport.joining import JoinCalls, JoinTimes, SeedKeeper, probe_any
 from tscale.node.transport.p2pd import P2pd, P2pdOptions
-from tscale.node.transport.privatedir import make_private_dir, remove_private_dir
+from tscale.node.transport.privatedir import FolderGuard, make_private_dir
 from tscale.node.transport.serving import RequestServer, ServerLimits
 from tscale.node.transport.wire import PROTOCOL, Link, ask
 from tscale.protocol.addrs import PeerAddr, parse_addr
@@ -66,7 +66,7 @@ class P2PConfig:
 class _Running:
     """What exists only while p2pd runs."""
 
-    folder: Path
+    guard: FolderGuard
     p2pd: P2pd
     p2p: Any
     server: RequestServer
@@ -178,20 +178,21 @@ class P2PTransport:
     async def _launch(self) -> None:
         parts, config = self._hivemind, self._config
         folder = make_private_dir()
+        guard = FolderGuard(folder)
         p2pd = None
         try:
             listens = tuple(listen_addrs(config.host, self._port)) if config.listen else ()
             options = P2pdOptions(config.key_file, listens, config.announce, config.serve_dht)
             p2pd = await P2pd.spawn(parts, options, folder)
-            self._running = await self._attach(p2pd, folder)
+            self._running = await self._attach(p2pd, folder, guard)
         except BaseException:
             if p2pd is not None:
                 await p2pd.stop()
-            remove_private_dir(folder)
+            guard.end()
             raise
         self._running.tasks = (asyncio.create_task(self._join_forever(), name="transport-join"),)
 
-    async def _attach(self, p2pd: P2pd, folder: Path) -> _Running:
+    async def _attach(self, p2pd: P2pd, folder: Path, guard: FolderGuard) -> _Running:
         parts, config = self._hivemind, self._config
         # hivemind puts its client socket at a fixed prefix in /tmp; a subclass is the way to move it
         private_p2p: Any = type("PrivateP2P", (parts.p2p,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder}/"})
@@ -213,7 +214,7 @@ class P2PTransport:
         await p2p.add_binary_stream_handler(PROTOCOL, serve)
         directory_config = DirectoryConfig(config.swarm_id, config.serve_dht, config.now_unix_s, config.check_record)
         directory = await Directory.create(parts, p2p, directory_config)
-        running = _Running(folder, p2pd, p2p, server, directory)
+        running = _Running(guard, p2pd, p2p, server, directory)
         await self._look_at_addrs(running)
         return running
 
@@ -228,7 +229,7 @@ class P2PTransport:
         await running.directory.close()
         await close_p2p(running.p2p)
         await running.p2pd.stop()
-        remove_private_dir(running.folder)
+        running.guard.end()
 
     async def _keep_running(self) -> None:
         """Start p2pd again when it ends by itself."""

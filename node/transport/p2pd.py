@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tscale.node.transport.base import TransportError
+from tscale.node.transport.base import TransportError, WrongPeer
 from tscale.node.transport.hivemind_parts import HivemindParts
 from tscale.protocol.errors import StopNode
 
@@ -171,7 +171,8 @@ class P2pd:
         except (OSError, EOFError) as error:
             raise TransportError("p2pd is not running") from error
         if response.type == self._parts.messages.Response.ERROR:
-            raise TransportError(explain(response.error.msg))
+            kind = WrongPeer if "peer id mismatch" in response.error.msg.lower() else TransportError
+            raise kind(explain(response.error.msg))
         return response
 
     async def _until_ready(self) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,34 @@ import psutil
 _NAME = re.compile(r"tscale-(\d+)-[0-9a-f]{8}")
 # a unix socket's path has at most 104 bytes on macOS and 108 on Linux; the longest name inside is about 40
 _MAX_FOLDER_CHARS = 60
+
+
+_GUARD_WAIT_S = 2.0
+
+
+class FolderGuard:
+    """A small shell that waits at a pipe and removes the folder when this process is gone, however it went."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", 'read -r _; rm -rf -- "$0"', str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def end(self) -> None:
+        """Remove the folder now; the shell ends."""
+        remove_private_dir(self.path)
+        assert self._shell.stdin is not None
+        self._shell.stdin.close()
+        try:
+            self._shell.wait(_GUARD_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._shell.kill()
+            self._shell.wait()
 
 
 def make_private_dir(base: Path | None = None) -> Path:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tscale.kernels.replica import OuterState
 from tscale.node.statedir import write_error
-from tscale.protocol.errors import RefuseFrame
+from tscale.protocol.errors import RefuseFrame, SkipRound
 
 
 def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> int:
@@ -73,7 +73,8 @@ def read_blob(path: str, max_bytes: int) -> bytes:
     """The whole of a contribution's file.
 
     Raises:
-        RefuseFrame: it is missing or over the cap; nothing was allocated.
+        RefuseFrame: it is over the cap; nothing was allocated.
+        SkipRound: it is missing or can't be read, which is nobody's fault but this disk's.
     """
     try:
         size_bytes = os.stat(path).st_size
@@ -81,4 +82,4 @@ def read_blob(path: str, max_bytes: int) -> bytes:
             raise RefuseFrame(f"a contribution of {size_bytes} bytes is over the cap of {max_bytes}")
         return Path(path).read_bytes()
     except OSError as error:
-        raise RefuseFrame(f"a contribution can't be read: {error}") from error
+        raise SkipRound(f"a contribution can't be read: {error}") from error

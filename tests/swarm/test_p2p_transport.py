@@ -382,7 +382,7 @@ from tscale.node.transport.p2p import P2PConfig, P2PTransport
 async def main():
     transport = P2PTransport(P2PConfig(Path(sys.argv[1]), "test-abc", host="127.0.0.1"))
     await transport.start()
-    print(transport.helper_pid, transport._running.folder, flush=True)
+    print(transport.helper_pid, transport._running.guard.path, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())

@@ -1,0 +1,154 @@
+"""How nodes end, and what is left of them: Ctrl-C, SIGTERM, kill -9 of the node or its worker, a stopped process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers.node_processes import END_S, NodeProcess, Nodes, nodes_in_temp
+from tscale.node.checkpoint import load_checkpoint
+from tscale.node.statedir import StateDir
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with nodes_in_temp() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def watcher(nodes: Nodes) -> NodeProcess:
+    """The creator, which stays up and sees what the other one does."""
+    node = nodes.create("watcher")
+    nodes.wait_for(lambda: node.link, "the link", node)
+    return node
+
+
+def start(nodes: Nodes, watcher: NodeProcess) -> NodeProcess:
+    """The other node, training with the watcher; always the same one, from its state directory."""
+    node = nodes.join("other", watcher.link)
+    nodes.wait_for(lambda: node.activity == "training" and watcher.sees(node), "training together", node, watcher)
+    return node
+
+
+def end(node: NodeProcess, number: signal.Signals) -> int:
+    """Send the signal as a terminal does; the exit code, which must come within 10 s, with nothing left."""
+    node.signal(number)
+    begin_s = time.monotonic()
+    code = node.process.wait(END_S)
+    while node.left():
+        assert time.monotonic() - begin_s < END_S, f"{node.left()} are still there"
+        time.sleep(0.02)
+    return code
+
+
+def private_folders(nodes: Nodes, node: NodeProcess) -> list[str]:
+    return [path.name for path in nodes.tmp.iterdir() if path.name.startswith(f"tscale-{node.process.pid}-")]
+
+
+def saved_round(node: NodeProcess) -> int:
+    found = load_checkpoint(StateDir(node.folder).checkpoint)
+    assert found is not None
+    return int(found.meta["head"]["round"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_one_signal_ends_a_node_with_its_checkpoint_saved(
+    number: signal.Signals, nodes: Nodes, watcher: NodeProcess
+) -> None:
+    node = start(nodes, watcher)
+    before = node.last_round
+    nodes.wait_for(lambda: node.last_round > before, "a round", node, watcher)
+    assert end(node, number) == 0
+    assert private_folders(nodes, node) == []
+    assert node.err == ""
+    assert saved_round(node) == node.last_round
+    assert node.activity == "stopped"
+    # the others hear the goodbye and need no timeout for it
+    nodes.wait_for(lambda: not watcher.sees(node), "the goodbye", watcher)
+
+    again = start(nodes, watcher)
+    assert "resumed=True" in (again.folder / "log" / "node.log").read_text().rsplit("worker_ready", 1)[1]
+    assert again.last_round >= saved_round(again)
+    assert end(again, number) == 0
+
+
+def test_a_second_signal_ends_it_at_once(nodes: Nodes, watcher: NodeProcess) -> None:
+    node = start(nodes, watcher)
+    worker = node.worker
+    assert worker is not None
+    # a worker that hangs would keep the first signal waiting for its checkpoint
+    os.kill(worker, signal.SIGSTOP)
+    node.signal(signal.SIGINT)
+    nodes.wait_for(lambda: node.activity == "stopping", "the stop", node)
+    assert end(node, signal.SIGINT) == 130
+    assert "Traceback" not in node.err
+    assert private_folders(nodes, node) == []
+
+
+def test_a_worker_that_hangs_does_not_keep_the_node(nodes: Nodes, watcher: NodeProcess) -> None:
+    node = start(nodes, watcher)
+    worker = node.worker
+    assert worker is not None
+    os.kill(worker, signal.SIGSTOP)
+    assert end(node, signal.SIGTERM) == 0
+    assert "may not be saved" in node.events("notice")[-1]["text"]
+
+
+def test_kill_9_of_the_worker_costs_a_restart_and_no_membership(nodes: Nodes, watcher: NodeProcess) -> None:
+    node = start(nodes, watcher)
+    worker, other = node.worker, node.p2pd
+    assert worker is not None
+    tokens = node.status["credit"]["tokens_accepted"]
+    os.kill(worker, signal.SIGKILL)
+    unseen = 0
+
+    def contributes_again() -> bool:
+        nonlocal unseen
+        unseen += not watcher.sees(node)
+        status = node.status
+        return node.worker not in (None, worker) and bool(status) and status["credit"]["tokens_accepted"] > tokens
+
+    nodes.wait_for(contributes_again, "a contribution of a new worker", node, watcher)
+    assert unseen == 0
+    assert node.p2pd == other
+    assert [event["text"] for event in node.events("notice")] == [
+        "the worker ended (signal 9 ended the worker); a new one starts in 1 s"
+    ]
+    assert end(node, signal.SIGTERM) == 0
+
+
+def test_a_node_that_was_stopped_for_a_while_catches_up(nodes: Nodes, watcher: NodeProcess) -> None:
+    node = start(nodes, watcher)
+    os.kill(node.process.pid, signal.SIGSTOP)
+    nodes.wait_for(lambda: not watcher.sees(node), "the silence", watcher)
+    away = watcher.last_round
+    os.kill(node.process.pid, signal.SIGCONT)
+    nodes.wait_for(lambda: node.last_round > away + 1 and node.activity == "training", "catching up", node, watcher)
+    assert nodes.differences(node, watcher) == []
+    assert end(node, signal.SIGTERM) == 0
+
+
+def test_after_kill_9_nothing_of_a_node_is_left_and_it_resumes(nodes: Nodes, watcher: NodeProcess) -> None:
+    node = start(nodes, watcher)
+    nodes.wait_for(lambda: list((node.folder / "checkpoint").glob("*.tsck")), "a checkpoint", node, watcher)
+    assert None not in (node.worker, node.p2pd)
+    assert len(private_folders(nodes, node)) == 1
+    node.kill()
+    deadline = time.monotonic() + END_S
+    while node.left() or private_folders(nodes, node):
+        assert time.monotonic() < deadline, f"still there: {node.left()}, {private_folders(nodes, node)}"
+        time.sleep(0.05)
+    died_at = watcher.last_round
+
+    again = start(nodes, watcher)
+    nodes.wait_for(lambda: again.last_round > died_at + 1, "rounds after the kill", again, watcher)
+    assert nodes.differences(again, watcher) == []
+    assert end(again, signal.SIGTERM) == 0
+    assert end(watcher, signal.SIGTERM) == 0

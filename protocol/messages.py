@@ -12,6 +12,8 @@ from typing import Any
 from tscale.protocol.canonical import pack_trusted, unpack
 from tscale.protocol.errors import RefuseFrame
 from tscale.protocol.hashing import CHUNK_BYTES, HASH_BYTES
+from tscale.protocol.records import MANIFEST_MAX_BYTES
+from tscale.protocol.spec import MAX_SPEC_BYTES
 from tscale.protocol.versions import WIRE_VERSION
 
 MAX_HEADER_BYTES = 1 << 20
@@ -20,10 +22,12 @@ ID_BYTES = 8  # short ids name a record or blob in a digest of what a peer knows
 MAX_IDS = 8192
 MAX_RECORDS = 512
 MAX_LOCATOR = 64
+MAX_ROOTS = 64
 MAX_CHUNK_HASHES = 16384
 MAX_REASON_CHARS = 200
 RECORDS_BUDGET_BYTES = 600 * 1024  # of records in one message; the rest waits for the next exchange
-MAX_SPEC_BYTES = 64 * 1024
+MAX_UNIX_S = 1e11  # as in records
+MAX_SWARM_CHARS = 80
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,20 @@ class HashesReply:
 
     root: bytes
     hashes: bytes
+
+
+@dataclass(frozen=True)
+class GetBlobs:
+    """Ask for several blobs of one chunk each: their roots, concatenated."""
+
+    roots: bytes
+
+
+@dataclass(frozen=True)
+class BlobsReply:
+    """Those of the asked blobs that are here; their bytes follow the header in the order of `roots`."""
+
+    roots: bytes
 
 
 @dataclass(frozen=True)
@@ -144,6 +162,8 @@ Message = (
     | SpecReply
     | Ack
     | Refused
+    | GetBlobs
+    | BlobsReply
 )
 
 
@@ -173,22 +193,25 @@ _KINDS: dict[int, type[Any]] = {
     12: SpecReply,
     13: Ack,
     14: Refused,
+    15: GetBlobs,
+    16: BlobsReply,
 }
 _CODES = {cls: code for code, cls in _KINDS.items()}
-MAX_RECORD_BYTES = 1 << 19
 
+_UNIT_BYTES = {"known": ID_BYTES, "have": ID_BYTES, "want": ID_BYTES, "hashes": HASH_BYTES, "roots": HASH_BYTES}
 # field name -> (type, cap): bytes and text by length, tuples of bytes by (count, bytes each), ints by value
 _CAPS: dict[str, tuple[type[Any], Any]] = {
     "known": (bytes, MAX_IDS * ID_BYTES),
     "have": (bytes, MAX_IDS * ID_BYTES),
     "want": (bytes, MAX_IDS * ID_BYTES),
-    "records": (tuple, (MAX_RECORDS, MAX_RECORD_BYTES)),
-    "manifests": (tuple, (MAX_RECORDS, MAX_RECORD_BYTES)),
+    "records": (tuple, (MAX_RECORDS, MANIFEST_MAX_BYTES)),
+    "manifests": (tuple, (MAX_RECORDS, MANIFEST_MAX_BYTES)),
     "locator": (tuple, (MAX_LOCATOR, HASH_BYTES)),
     "root": (bytes, HASH_BYTES),
+    "roots": (bytes, MAX_ROOTS * HASH_BYTES),
     "hashes": (bytes, MAX_CHUNK_HASHES * HASH_BYTES),
-    "record": (bytes, MAX_RECORD_BYTES),
-    "index": (int, MAX_CHUNK_HASHES),
+    "record": (bytes, MANIFEST_MAX_BYTES),
+    "index": (int, MAX_CHUNK_HASHES - 1),
     "floor": (bool, None),
     "spec": (bytes, MAX_SPEC_BYTES),
     "reason": (str, MAX_REASON_CHARS),
@@ -214,14 +237,18 @@ def decode(frame: bytes) -> Envelope:
     header_bytes = int.from_bytes(frame[:4], "little")
     if header_bytes > MAX_HEADER_BYTES or header_bytes > len(frame) - 4:
         raise RefuseFrame("a frame's header is longer than the frame")
-    head = unpack(frame[4 : 4 + header_bytes], MAX_HEADER_BYTES)
-    if not isinstance(head, tuple) or len(head) != 5:
+    head = unpack(bytes(frame[4 : 4 + header_bytes]), MAX_HEADER_BYTES)
+    if not isinstance(head, tuple) or not head or type(head[0]) is not int:
+        raise RefuseFrame("a frame's header starts with its wire version")
+    if head[0] != WIRE_VERSION:
+        raise RefuseFrame(f"wire version {head[0]} is not spoken here, only {WIRE_VERSION}")
+    if len(head) != 5:
         raise RefuseFrame("a frame's header has five fields")
     version, swarm, code, sent_unix_s, fields = head
-    if type(version) is not int or type(swarm) is not str or type(code) is not int or type(sent_unix_s) is not float:
+    if type(swarm) is not str or type(code) is not int or type(sent_unix_s) is not float:
         raise RefuseFrame("a frame's header has fields of the wrong type")
-    if version != WIRE_VERSION or len(swarm) > 80:
-        raise RefuseFrame(f"wire version {version} is not spoken here, only {WIRE_VERSION}")
+    if len(swarm) > MAX_SWARM_CHARS or not 0.0 <= sent_unix_s <= MAX_UNIX_S:
+        raise RefuseFrame("a frame's header has a swarm or a time out of range")
     bulk = bytes(frame[4 + header_bytes :])
     return Envelope(version, swarm, sent_unix_s, _parse(code, fields, bulk), bulk)
 
@@ -235,7 +262,7 @@ def _parse(code: int, fields: Any, bulk: bytes) -> Message:
         raise RefuseFrame(f"{cls.__name__} has {len(names)} fields")
     for name, value in zip(names, fields, strict=True):
         _check(name, value)
-    if bulk and cls not in (ChunkReply, PutChunk):
+    if bulk and cls not in (ChunkReply, PutChunk, BlobsReply):
         raise RefuseFrame(f"{cls.__name__} carries no bulk bytes")
     if len(bulk) > CHUNK_BYTES:
         raise RefuseFrame("a chunk is larger than 1 MiB")
@@ -251,6 +278,8 @@ def _check(name: str, value: Any) -> None:
         raise RefuseFrame(f"{name} is out of range")
     if kind in (bytes, str) and len(value) > cap:
         raise RefuseFrame(f"{name} is too long")
+    if name in _UNIT_BYTES and len(value) % _UNIT_BYTES[name]:
+        raise RefuseFrame(f"{name} does not divide into items of {_UNIT_BYTES[name]} bytes")
     if name == "root" and len(value) != HASH_BYTES:
         raise RefuseFrame("a root has 32 bytes")
     if kind is tuple:

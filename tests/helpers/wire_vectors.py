@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.message_samples import SENT_UNIX_S, sample_frame, sample_messages
 from tests.helpers.protocol_samples import (
     ALICE,
     BOB,
@@ -19,6 +20,7 @@ from tests.helpers.protocol_samples import (
     sample_snapshot,
     sample_spec,
 )
+from tests.helpers.state_vectors import state_files
 from tscale.protocol.hashing import CHUNK_BYTES, blob_ref, chunk_hashes
 from tscale.protocol.links import format_link
 from tscale.protocol.records import SignedRecord
@@ -56,7 +58,29 @@ def vectors() -> dict[str, dict[str, Any]]:
         }
         for name, byte, size_bytes in (("empty", 0, 0), ("short", 97, 3), ("long", 120, CHUNK_BYTES + 1))
     }
+    found |= {f"message_{name}_v1": _message(name) for name in sample_messages()}
     return found
+
+
+def _message(name: str) -> dict[str, Any]:
+    message, bulk = sample_messages()[name]
+    frame = sample_frame(name)
+    return {
+        "swarm": sample_spec().swarm_id,
+        "sent_unix_s": SENT_UNIX_S,
+        "kind": type(message).__name__,
+        "fields": {field: plain(getattr(message, field)) for field in message.__dataclass_fields__},
+        "bulk": bulk.hex(),
+        "start": frame[:64].hex(),
+        "hex": frame.hex(),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Bytes as hex, tuples as lists."""
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def _record(signed: SignedRecord[Any]) -> dict[str, Any]:
@@ -73,7 +97,7 @@ def write_missing() -> list[str]:
     """Write the vectors that have no file yet; their names."""
     GOLDEN.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, content in vectors().items():
+    for name, content in {**vectors(), **state_files()}.items():
         path = GOLDEN / f"{name}.json"
         if not path.exists():
             path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

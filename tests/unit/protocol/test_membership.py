@@ -1,0 +1,142 @@
+"""Who is in the swarm: which records are believed, who counts as alive, and whom to talk to."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.helpers.solo import other, peer_record
+from tscale.protocol.dice import Dice
+from tscale.protocol.membership import FORGET_AFTER_S, MAX_CONTACTS, STALE_CHANCE, Contact, Membership
+
+OWN, ALICE, BOB, CAROL = (other(number) for number in range(4))
+BEAT_S = 6.0
+NOW = 1_000_000.0
+ADDRS = ("/ip4/127.0.0.1/tcp/4001",)
+
+
+def members() -> Membership:
+    return Membership(OWN.public, BEAT_S)
+
+
+def living(found: Membership, now: float = NOW) -> set[bytes]:
+    return {contact.public for contact in found.alive(now)}
+
+
+def test_a_fresh_record_makes_a_living_contact() -> None:
+    found = members()
+    assert found.learn(peer_record(ALICE, NOW), NOW)
+    assert living(found) == {ALICE.public}
+    assert found.contacts[ALICE.public].addrs == peer_record(ALICE, NOW).record.addrs
+
+
+@pytest.mark.parametrize("after_s", [0.0, -1.0])
+def test_only_a_newer_record_replaces_one(after_s: float) -> None:
+    found = members()
+    found.learn(peer_record(ALICE, NOW), NOW)
+    assert not found.learn(peer_record(ALICE, NOW + after_s, addrs=ADDRS), NOW + 1.0)
+    assert found.learn(peer_record(ALICE, NOW + 1.0, addrs=ADDRS), NOW + 1.0)
+    assert found.contacts[ALICE.public].addrs == ADDRS
+
+
+def test_expired_future_and_own_records_are_not_taken() -> None:
+    found = members()
+    assert not found.learn(peer_record(ALICE, NOW - 700.0), NOW)
+    assert not found.learn(peer_record(ALICE, NOW + BEAT_S + 6.0), NOW)
+    assert not found.learn(peer_record(OWN, NOW), NOW)
+    assert found.contacts == {}
+
+
+def test_a_record_without_addresses_keeps_the_known_ones() -> None:
+    """A peer that can only dial out says so with an empty list; what others told of it may still be tried."""
+    found = members()
+    found.bootstrap(ALICE.public, ADDRS)
+    found.learn(peer_record(ALICE, NOW, addrs=()), NOW)
+    assert found.contacts[ALICE.public].addrs == ADDRS
+
+
+def test_three_missed_heartbeats_are_silence_and_a_word_ends_it() -> None:
+    found = members()
+    found.learn(peer_record(ALICE, NOW), NOW)
+    assert living(found, NOW + 3.0 * BEAT_S - 0.5) == {ALICE.public}
+    assert living(found, NOW + 3.0 * BEAT_S + 0.5) == set()
+    found.heard(ALICE.public, NOW + 3.0 * BEAT_S + 1.0)
+    assert living(found, NOW + 3.0 * BEAT_S + 2.0) == {ALICE.public}
+
+
+def test_goodbye_is_believed_at_once() -> None:
+    found = members()
+    found.learn(peer_record(ALICE, NOW), NOW)
+    assert living(found) == {ALICE.public}
+    found.learn(peer_record(ALICE, NOW + 0.1, leaving=True), NOW + 0.1)
+    assert living(found, NOW + 0.1) == set()
+    found.heard(ALICE.public, NOW + 0.2)
+    assert living(found, NOW + 1.0) == set()
+
+
+def test_seeds_are_alive_but_do_not_train() -> None:
+    found = members()
+    found.learn(peer_record(ALICE, NOW, role="seed"), NOW)
+    found.learn(peer_record(BOB, NOW), NOW)
+    assert living(found) == {ALICE.public, BOB.public}
+    assert found.alive_trainers(NOW) == {BOB.public}
+
+
+def test_failures_back_off_up_to_half_a_minute_and_a_word_resets_them() -> None:
+    found = members()
+    found.learn(peer_record(ALICE, NOW), NOW)
+    waits = []
+    for _ in range(12):
+        found.failed(ALICE.public, NOW)
+        waits.append(found.contacts[ALICE.public].retry_unix_s - NOW)
+    assert waits[:3] == [3.0, 6.0, 12.0] and waits[-1] == 30.0 and waits == sorted(waits)
+    assert found.gossip_targets(Dice(1), NOW, 1) == []
+    found.heard(ALICE.public, NOW)
+    assert found.gossip_targets(Dice(1), NOW, 1) == [ALICE.public]
+
+
+def test_gossip_goes_to_the_living_and_now_and_then_to_the_silent() -> None:
+    found = members()
+    found.learn(peer_record(ALICE, NOW), NOW)
+    found.learn(peer_record(BOB, NOW), NOW)
+    found.bootstrap(CAROL.public, ADDRS)
+    dice = Dice(5)
+    picked = Counter(found.gossip_targets(dice, NOW, 1)[0] for _ in range(4000))
+    assert abs(picked[CAROL.public] / 4000 - STALE_CHANCE) < 0.02
+    assert abs(picked[ALICE.public] - picked[BOB.public]) < 300
+    assert CAROL.public not in found.push_targets(dice, NOW, 5)
+
+
+def test_with_nobody_alive_bootstrap_contacts_are_asked() -> None:
+    found = members()
+    assert found.gossip_targets(Dice(1), NOW, 1) == []
+    found.bootstrap(CAROL.public, ADDRS)
+    found.bootstrap(OWN.public, ADDRS)
+    assert found.gossip_targets(Dice(1), NOW, 1) == [CAROL.public]
+
+
+def test_a_full_house_lets_the_longest_silent_go_and_never_a_living_one() -> None:
+    found = members()
+    for number in range(MAX_CONTACTS):
+        public = number.to_bytes(32, "little")
+        found.contacts[public] = Contact(public, heard_unix_s=NOW - 1000.0 - number)
+    oldest = (MAX_CONTACTS - 1).to_bytes(32, "little")
+    assert found.learn(peer_record(ALICE, NOW), NOW)
+    assert len(found.contacts) == MAX_CONTACTS and oldest not in found.contacts
+    full = members()
+    for number in range(MAX_CONTACTS):
+        public = number.to_bytes(32, "little")
+        full.contacts[public] = Contact(public, record=peer_record(BOB, NOW).record)
+    assert not full.learn(peer_record(ALICE, NOW), NOW)
+    assert len(full.contacts) == MAX_CONTACTS
+
+
+def test_peers_are_forgotten_a_day_after_their_last_word_but_not_bootstrap_ones() -> None:
+    found = members()
+    found.learn(peer_record(ALICE, NOW), NOW)
+    found.bootstrap(BOB.public, ADDRS)
+    found.sweep(NOW + 1000.0)
+    assert found.contacts[ALICE.public].signed is None, "an expired record is not passed on"
+    found.sweep(NOW + FORGET_AFTER_S + 1.0)
+    assert set(found.contacts) == {BOB.public}

@@ -1,0 +1,304 @@
+"""Fetching blobs by hash: what is asked of whom, what is believed, and what is not fetched twice."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tscale.protocol.dice import Dice
+from tscale.protocol.hashing import CHUNK_BYTES, BlobRef, blob_ref, chunk_hashes
+from tscale.protocol.transfer import (
+    BATCH_BYTES,
+    HEDGE_FLOOR_BPS,
+    HOLDER_REST_S,
+    MAX_BATCH,
+    MAX_HEDGES,
+    MAX_IN_FLIGHT,
+    MAX_PER_PEER,
+    Ask,
+    Transfers,
+)
+
+ALICE, BOB, CAROL, DAVE = (bytes([number]) * 32 for number in range(1, 5))
+SMALL = b"a small blob"
+LARGE = Random(0).randbytes(5 * CHUNK_BYTES + 7)
+LARGE_REF, LARGE_HASHES = blob_ref(LARGE), chunk_hashes(LARGE)
+
+
+def chunk(index: int, data: bytes = LARGE) -> bytes:
+    return data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+
+
+def anybody(peer: bytes) -> int:
+    return 2
+
+
+class Bench:
+    """Transfers with their dice and time."""
+
+    def __init__(self, patience_s: float = 1.0) -> None:
+        self.transfers = Transfers(patience_s)
+        self.dice = Dice(1)
+        self.now = 100.0
+
+    def want(self, ref: BlobRef, *holders: bytes, priority: int = 0, hashes: tuple[bytes, ...] | None = None) -> None:
+        want = self.transfers.want(ref, priority, self.now)
+        assert want is not None
+        want.holders.update(holders)
+        if hashes is not None:
+            assert self.transfers.take_hashes(ref.root, hashes)
+
+    def asks(self, can_ask=anybody) -> list[Ask]:
+        return self.transfers.schedule(self.dice, self.now, can_ask)
+
+    def receive(self, ask: Ask, data: bytes = LARGE) -> bool:
+        """A good answer; whether the blob is whole now."""
+        assert self.transfers.check_chunk(ask.root, ask.index, chunk(ask.index, data))
+        whole = self.transfers.took_chunk(ask.root, ask.index)
+        self.transfers.ended(ask, True, self.now)
+        return whole
+
+
+def test_a_small_blob_needs_no_hashes() -> None:
+    bench = Bench()
+    ref = blob_ref(SMALL)
+    bench.want(ref, ALICE)
+    (ask,) = bench.asks()
+    assert ask == Ask(ref.root, 0, ALICE)
+    assert bench.receive(ask, SMALL)
+    assert ref.root in bench.transfers.complete and ref.root not in bench.transfers.wants
+    assert bench.transfers.want(ref, 0, bench.now) is None
+
+
+def test_a_large_blob_starts_with_its_hashes_and_ends_with_every_chunk() -> None:
+    bench = Bench()
+    bench.want(LARGE_REF, ALICE, BOB)
+    (first,) = bench.asks()
+    assert first.index == -1
+    assert bench.transfers.take_hashes(LARGE_REF.root, LARGE_HASHES)
+    bench.transfers.ended(first, True, bench.now)
+    got: list[int] = []
+    while LARGE_REF.root in bench.transfers.wants:
+        asks = bench.asks()
+        assert asks and max(sum(ask.peer == peer for ask in asks) for peer in (ALICE, BOB)) <= MAX_PER_PEER
+        for ask in asks:
+            got.append(ask.index)
+            bench.receive(ask)
+    assert sorted(got) == [0, 1, 2, 3, 4, 5]
+    assert bench.transfers.complete[LARGE_REF.root] == (LARGE_REF, LARGE_HASHES)
+
+
+@pytest.mark.parametrize(
+    "hashes",
+    [(), LARGE_HASHES[:-1], (*LARGE_HASHES, LARGE_HASHES[0]), (*LARGE_HASHES[:-1], bytes(32))],
+    ids=["none", "short", "long", "wrong"],
+)
+def test_hashes_that_do_not_give_the_root_are_refused(hashes: tuple[bytes, ...]) -> None:
+    bench = Bench()
+    bench.want(LARGE_REF, ALICE)
+    assert not bench.transfers.take_hashes(LARGE_REF.root, hashes)
+    assert bench.transfers.wants[LARGE_REF.root].hashes is None
+
+
+def test_a_chunk_is_what_its_hash_says_or_nothing() -> None:
+    bench = Bench()
+    bench.want(LARGE_REF, ALICE, hashes=LARGE_HASHES)
+    check, root = bench.transfers.check_chunk, LARGE_REF.root
+    assert check(root, 2, chunk(2)) and check(root, 5, chunk(5))
+    assert not check(root, 2, chunk(3))
+    assert not check(root, 2, chunk(2)[:-1]) and not check(root, 5, chunk(2))
+    assert not check(root, 6, b"") and not check(root, -1, chunk(5))
+    assert not check(bytes(32), 0, chunk(0))
+
+
+def test_a_chunk_before_its_hashes_is_not_believed() -> None:
+    bench = Bench()
+    bench.want(LARGE_REF, ALICE)
+    assert not bench.transfers.check_chunk(LARGE_REF.root, 0, chunk(0))
+    assert not bench.transfers.took_chunk(LARGE_REF.root, 0)
+
+
+def large(number: int, size: int = BATCH_BYTES + 1) -> BlobRef:
+    """A blob of one chunk that is too large to share a request."""
+    return blob_ref(bytes([number]) * size)
+
+
+def test_urgent_wants_go_first_and_among_them_the_rarest() -> None:
+    bench = Bench()
+    refs = [large(number) for number in range(4)]
+    bench.want(refs[0], ALICE, BOB, priority=0)
+    bench.want(refs[1], ALICE, priority=0)
+    bench.want(refs[2], ALICE, priority=1)
+    bench.want(refs[3], priority=0)
+    assert [(ask.root, ask.more) for ask in bench.asks()] == [
+        (refs[1].root, ()),
+        (refs[0].root, ()),
+        (refs[2].root, ()),
+    ]
+    assert not bench.transfers.wants[refs[3].root].flying, "nobody has it"
+
+
+def test_small_blobs_of_one_holder_share_a_request() -> None:
+    bench = Bench()
+    refs = [blob_ref(bytes([number])) for number in range(MAX_BATCH + 5)]
+    for ref in refs:
+        bench.want(ref, ALICE)
+    bench.want(blob_ref(b"elsewhere"), BOB)
+    asks = bench.asks()
+    shared = [{ask.root, *ask.more} for ask in asks if ask.peer == ALICE]
+    assert [len(roots) for roots in shared] == [MAX_BATCH, 5]
+    assert shared[0] | shared[1] == {ref.root for ref in refs}
+    assert [ask.more for ask in asks if ask.peer == BOB] == [()]
+
+
+def test_of_a_shared_request_only_what_was_lacking_rests() -> None:
+    bench = Bench()
+    refs = [blob_ref(bytes([number])) for number in range(3)]
+    for ref in refs:
+        bench.want(ref, ALICE)
+    (ask,) = bench.asks()
+    roots = (ask.root, *ask.more)
+    assert len(roots) == 3
+    data = next(bytes([number]) for number in range(3) if refs[number].root == roots[0])
+    assert bench.transfers.check_chunk(roots[0], 0, data) and bench.transfers.took_chunk(roots[0], 0)
+    bench.transfers.ended(ask, True, bench.now, lacking=roots[1:2])
+    (again,) = bench.asks()
+    assert (again.root, again.more) == (roots[2], ())
+
+
+def test_a_later_want_makes_it_more_urgent_never_less() -> None:
+    bench = Bench()
+    ref = blob_ref(SMALL)
+    bench.want(ref, priority=1)
+    bench.want(ref, priority=0)
+    bench.want(ref, priority=1)
+    assert bench.transfers.wants[ref.root].priority == 0
+
+
+def test_the_least_busy_and_best_ranked_holder_is_asked() -> None:
+    bench = Bench()
+    bench.want(LARGE_REF, ALICE, BOB, CAROL, hashes=LARGE_HASHES)
+    ranks = {ALICE: 1, BOB: 2, CAROL: 0}
+    asks = bench.asks(lambda peer: ranks[peer])
+    peers = [ask.peer for ask in asks]
+    assert peers == [BOB] * MAX_PER_PEER + [ALICE] * MAX_PER_PEER, "those that answer first, then the silent one"
+    assert CAROL not in peers, "a peer to leave alone is left alone"
+
+
+def test_requests_in_flight_are_bounded() -> None:
+    bench = Bench()
+    for number in range(12):
+        bench.want(large(number), *(bytes([peer]) * 32 for peer in range(50, 80)))
+    asks = bench.asks()
+    assert len(asks) == MAX_IN_FLIGHT
+    assert bench.asks() == []
+    bench.transfers.ended(asks[0], False, bench.now)
+    assert len(bench.asks()) == 1
+
+
+def test_a_holder_that_fails_rests_for_that_blob() -> None:
+    bench = Bench()
+    ref = blob_ref(SMALL)
+    bench.want(ref, ALICE)
+    (ask,) = bench.asks()
+    bench.transfers.ended(ask, False, bench.now)
+    assert bench.asks() == []
+    bench.want(blob_ref(b"another"), ALICE)
+    assert [again.root for again in bench.asks()] == [blob_ref(b"another").root]
+    bench.now += HOLDER_REST_S + 0.1
+    assert bench.asks() == [ask]
+
+
+def test_a_lying_holder_does_not_keep_the_blob_from_arriving() -> None:
+    bench = Bench()
+    bench.want(LARGE_REF, ALICE, BOB, hashes=LARGE_HASHES)
+    for _ in range(200):
+        for ask in bench.asks():
+            if ask.peer == ALICE:
+                assert not bench.transfers.check_chunk(ask.root, ask.index, bytes(CHUNK_BYTES))
+                bench.transfers.ended(ask, False, bench.now)
+            else:
+                bench.receive(ask)
+        if LARGE_REF.root in bench.transfers.complete:
+            break
+        bench.now += 0.01
+    assert LARGE_REF.root in bench.transfers.complete
+    assert bench.now < 100.5, "it did not wait for the liar"
+
+
+def test_a_slow_answer_is_asked_of_another_holder() -> None:
+    bench = Bench(patience_s=1.0)
+    ref = blob_ref(SMALL)
+    bench.want(ref, ALICE, BOB, CAROL, DAVE)
+    (first,) = bench.asks()
+    late_s = 1.0 + 8.0 * len(SMALL) / HEDGE_FLOOR_BPS
+    bench.now += late_s - 0.01
+    assert bench.asks() == []
+    asked = [first.peer]
+    for _ in range(MAX_HEDGES - 1):
+        bench.now += late_s + 0.02
+        (hedge,) = bench.asks()
+        assert hedge.index == 0 and hedge.peer not in asked
+        asked.append(hedge.peer)
+    bench.now += 100.0
+    assert bench.asks() == [], "no more than three at once"
+    bench.transfers.ended(Ask(ref.root, 0, asked[0]), False, bench.now)
+    (again,) = bench.asks()
+    assert again.peer not in asked
+
+
+def test_a_large_chunk_gets_the_time_that_a_slow_line_needs() -> None:
+    bench = Bench(patience_s=1.0)
+    bench.want(LARGE_REF, ALICE, BOB, hashes=LARGE_HASHES)
+    bench.asks()
+    bench.now += 1.0 + 8.0 * CHUNK_BYTES / HEDGE_FLOOR_BPS - 0.1
+    assert bench.transfers.wants[LARGE_REF.root].overdue(bench.now, 1.0) == []
+    bench.now += 0.2
+    assert len(bench.transfers.wants[LARGE_REF.root].overdue(bench.now, 1.0)) == 4
+
+
+def test_what_a_restart_left_is_not_fetched_again() -> None:
+    bench = Bench()
+    bench.transfers.partial[LARGE_REF.root] = (LARGE_HASHES, {0, 1, 2, 3})
+    bench.want(LARGE_REF, ALICE, BOB)
+    asks = bench.asks()
+    assert sorted(ask.index for ask in asks) == [4, 5]
+    assert [bench.receive(ask) for ask in asks] == [False, True]
+
+
+def test_chunks_that_lie_in_another_blob_are_copied() -> None:
+    """A drifted peer fetches only what differs from the snapshot it has."""
+    bench = Bench()
+    other = LARGE[: 2 * CHUNK_BYTES] + Random(1).randbytes(CHUNK_BYTES) + LARGE[3 * CHUNK_BYTES :]
+    ref = blob_ref(other)
+    bench.transfers.add_complete(LARGE_REF, LARGE_HASHES)
+    bench.want(ref, ALICE, hashes=chunk_hashes(other))
+    copies = bench.transfers.local_copies(ref.root)
+    assert copies == [(i, LARGE_REF.root, i) for i in (0, 1, 3, 4, 5)]
+    for index, _, _ in copies:
+        assert not bench.transfers.took_chunk(ref.root, index)
+    (ask,) = bench.asks()
+    assert ask.index == 2 and bench.receive(ask, other)
+
+
+def test_a_forgotten_blob_is_wanted_anew_and_no_source_of_copies() -> None:
+    bench = Bench()
+    bench.transfers.add_complete(LARGE_REF, LARGE_HASHES)
+    bench.transfers.forget(LARGE_REF.root)
+    assert bench.transfers.index == {}
+    bench.want(LARGE_REF, ALICE)
+    assert [ask.index for ask in bench.asks()] == [-1]
+    bench.transfers.forget(LARGE_REF.root)
+    assert bench.asks() == []
+    bench.transfers.ended(Ask(LARGE_REF.root, -1, ALICE), False, bench.now)
+    assert bench.transfers.busy[ALICE] == 0
+
+
+def test_forgetting_one_of_two_equal_chunks_keeps_the_other() -> None:
+    bench = Bench()
+    twin = LARGE + b"a tail"
+    bench.transfers.add_complete(LARGE_REF, LARGE_HASHES)
+    bench.transfers.add_complete(blob_ref(twin), chunk_hashes(twin))
+    bench.transfers.forget(LARGE_REF.root)
+    assert bench.transfers.index[LARGE_HASHES[0]] == (blob_ref(twin).root, 0)

@@ -14,7 +14,7 @@ from tscale.protocol import events as ev
 from tscale.protocol.chain import genesis_digest
 from tscale.protocol.hashing import BlobRef, blob_ref, chunk_hashes, digest
 from tscale.protocol.identity import Identity
-from tscale.protocol.messages import Message, decode, encode, with_bulk
+from tscale.protocol.messages import Message, Push, PutChunk, decode, encode, with_bulk
 from tscale.protocol.peer import PeerMachine
 from tscale.protocol.presets import preset
 from tscale.protocol.records import (
@@ -36,7 +36,7 @@ E = TypeVar("E")
 
 def solo_spec(**rounds: Any) -> SwarmSpec:
     """Rounds of 12 s from T0, a dataset of 128 bytes; grace 0.5 to 2.5 s, 0.5 to 1 s between candidates."""
-    spec = preset("tiny", data=(blob_ref(DATA),), owner=bytes(32), t0_unix_s=T0)
+    spec = preset("nano", data=(blob_ref(DATA),), owner=bytes(32), t0_unix_s=T0)
     times = {"length_s": LENGTH_S, "grace_min_s": 0.5, "grace_max_s": 2.5, "step_min_s": 0.5, "step_max_s": 1.0}
     return replace(spec, rounds=replace(spec.rounds, **{**times, "snapshot_every": 4, **rounds}))
 
@@ -129,7 +129,7 @@ class Solo:
         )
         self.spec = spec
         self.effects: list[fx.Effect] = []
-        self.token = 0
+        self.sources: tuple[fx.ChunkSource, ...] = ()  # what the driver would append to the last answer
 
     def boot(self, manifest_: bytes = GENESIS) -> Solo:
         """The dataset is here and the worker is up at the state after a manifest."""
@@ -160,8 +160,8 @@ class Solo:
         """Any frame from a peer and the opened answer."""
         reply, made = self.machine.answer(peer, frame, self.now)
         self.effects.extend(made)
-        payload = reply.payload if reply.chunk is None else with_bulk(reply.payload, b"chunk")
-        return decode(payload)
+        self.sources = reply.chunks
+        return decode(reply.payload)
 
     def take(self, kind: type[E]) -> list[E]:
         """The collected effects of a kind, which are forgotten."""
@@ -194,10 +194,20 @@ class Solo:
         self.feed(ev.Folded(asked.manifest, state_of(asked.manifest)))
         return asked
 
+    def meet(self, *identities: Identity, **changes: Any) -> Solo:
+        """Fresh heartbeats of other peers."""
+        for identity in identities:
+            self.ask(identity, Push((peer_record(identity, self.now, **changes).bytes,)))
+        return self
+
+    def sealed(self) -> list[SignedRecord[Manifest]]:
+        """The manifests that this peer sealed and asked to keep, which are forgotten."""
+        kept = [effect.record for effect in self.take(fx.KeepRecord)]
+        opened = [open_record(data, (Manifest, SnapshotRecord)) for data in kept]
+        return [s for s in opened if s.kind == "manifest" and s.public == self.identity.public]  # type: ignore[misc]
+
     def hold(self, identity: Identity, signed: SignedRecord[Announcement], ok: bool = True) -> None:
         """Another peer's contribution arrives by push, whole, and the worker has checked it."""
-        from tscale.protocol.messages import PutChunk
-
         data = blob_of(identity, signed.record.round)
         self.ask(identity, PutChunk(signed.bytes, b"".join(chunk_hashes(data)), 0), data)
         self.feed(ev.BlobVerified(signed.record.blob.root, ok, "" if ok else "too large"))

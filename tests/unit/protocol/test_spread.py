@@ -1,0 +1,160 @@
+"""How records travel: heartbeats, pushes of what is new, gossip for the rest, and nothing passed on twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.solo import GENESIS, T0, Solo, announce, manifest, other, peer_record, solo_spec
+from tscale.protocol import effects as fx
+from tscale.protocol import events as ev
+from tscale.protocol.messages import RECORDS_BUDGET_BYTES, Gossip, GossipReply, Push
+from tscale.protocol.records import PeerRecord, open_record
+
+ALICE, BOB, CAROL = other(1), other(2), other(3)
+
+
+def pushed(solo: Solo) -> list[tuple[bytes, tuple[bytes, ...]]]:
+    """(peer, records) of the pushes asked for."""
+    return [(request.peer, message.records) for request, message in solo.requests() if isinstance(message, Push)]
+
+
+def test_the_own_record_is_published_and_renewed_before_it_is_silence() -> None:
+    solo = Solo().boot()
+    found = [open_record(effect.record, (PeerRecord,)) for effect in solo.take(fx.Publish)]
+    assert found and all(signed.public == solo.identity.public for signed in found)
+    record = found[-1].record
+    assert record.role == "trainer" and record.addrs == ("/ip4/127.0.0.1/tcp/3999",) and not record.leaving
+    solo.at(T0 + 20.0)
+    again = [open_record(effect.record, (PeerRecord,)).record for effect in solo.take(fx.Publish)]
+    times = [record.issued_unix_s, *(later.issued_unix_s for later in again)]
+    gaps = [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
+    assert gaps and all(0.0 < gap < 3.0 * solo.machine.view.pace.heartbeat_s for gap in gaps)
+
+
+def test_new_addresses_are_told_at_once_and_equal_ones_are_not_news() -> None:
+    solo = Solo().boot()
+    solo.take(fx.Publish)
+    solo.feed(ev.AddrsChanged(("/ip4/127.0.0.1/tcp/3999",)))
+    assert solo.take(fx.Publish) == []
+    solo.feed(ev.AddrsChanged(("/ip4/10.0.0.9/tcp/4001",)))
+    (published,) = solo.take(fx.Publish)
+    assert open_record(published.record, (PeerRecord,)).record.addrs == ("/ip4/10.0.0.9/tcp/4001",)
+
+
+def test_leaving_is_said_to_living_peers_before_the_end() -> None:
+    solo = Solo().boot().meet(ALICE, BOB)
+    solo.requests()
+    solo.feed(ev.Leaving())
+    told = pushed(solo)
+    assert {peer for peer, _ in told} == {ALICE.public, BOB.public}
+    for _, records in told:
+        said = [open_record(data, (PeerRecord,)).record for data in records if b"\xa4peer" in data[:8]]
+        assert any(record.leaving for record in said)
+
+
+def test_a_new_announcement_is_passed_on_once() -> None:
+    solo = Solo().boot().meet(ALICE, BOB, CAROL)
+    solo.at(solo.now + 2.0).requests()
+    signed = announce(ALICE, 0)
+    solo.ask(ALICE, Push((signed.bytes,)))
+    solo.at(solo.now + 2.0)
+    assert sum(signed.bytes in records for _, records in pushed(solo)) >= 1
+    solo.ask(BOB, Push((signed.bytes,)))
+    solo.at(solo.now + 2.0)
+    assert sum(signed.bytes in records for _, records in pushed(solo)) == 0
+
+
+def test_what_is_pushed_fits_one_message() -> None:
+    solo = Solo(spec=solo_spec()).boot().meet(BOB)
+    for number in range(100, 130):
+        solo.ask(ALICE, Push((announce(other(number), 0).bytes,)))
+    solo.at(solo.now + 3.0)
+    for _, records in pushed(solo):
+        assert sum(map(len, records)) <= RECORDS_BUDGET_BYTES and len(records) <= 512
+
+
+def test_gossip_swaps_what_each_side_lacks() -> None:
+    solo = Solo().boot().meet(ALICE)
+    solo.at(solo.now + 3.0)
+    asked = [request for request, message in solo.requests() if isinstance(message, Gossip)]
+    assert asked and asked[0].peer == ALICE.public
+    mine = peer_record(BOB, solo.now)
+    live = announce(CAROL, 0)
+    solo.ask(CAROL, Push((live.bytes,)))
+    solo.reply(asked[-1], GossipReply(live.digest[:8], b"", (mine.bytes,)))
+    assert BOB.public in solo.machine.view.members.contacts
+    assert (ALICE.public, (live.bytes,)) in pushed(solo)
+
+
+def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
+    solo = Solo().boot().meet(ALICE)
+    solo.at(solo.now + 3.0)
+    (request, _), *_ = [pair for pair in solo.requests() if isinstance(pair[1], Gossip)]
+    reply = GossipReply(b"", b"", (peer_record(BOB, solo.now).bytes,))
+    solo.reply(request, reply)
+    solo.machine.view.members.contacts.pop(BOB.public)
+    solo.reply(request, reply)
+    assert BOB.public not in solo.machine.view.members.contacts
+
+
+def test_a_failed_request_lets_the_peer_rest() -> None:
+    solo = Solo().boot().meet(ALICE)
+    solo.at(solo.now + 3.0)
+    request, _ = solo.requests()[0]
+    solo.feed(ev.RequestFailed(request.token, "timed out"))
+    contact = solo.machine.view.members.contacts[ALICE.public]
+    assert contact.failures == 1 and contact.retry_unix_s > solo.now
+
+
+@pytest.mark.parametrize(("round_", "taken"), [(0, True), (1, False)], ids=["this round", "a round that has not begun"])
+def test_only_rounds_of_this_time_are_taken(round_: int, taken: bool) -> None:
+    solo = Solo().boot()
+    solo.ask(ALICE, Push((announce(ALICE, round_).bytes,)))
+    assert bool(solo.machine.view.pool.of_round(round_)) == taken
+
+
+def test_an_old_announcement_is_not_taken() -> None:
+    solo = Solo().boot().at(T0 + 100.0)
+    solo.ask(ALICE, Push((announce(ALICE, 1).bytes,)))
+    assert solo.machine.view.pool.of_round(1) == {}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tokens": 1_000_001}, {"rung": 9}, {"swarm": "else-" + "a" * 26}], ids=["tokens", "rung", "swarm"]
+)
+def test_an_announcement_over_the_spec_is_neither_taken_nor_passed_on(changes: dict[str, object]) -> None:
+    solo = Solo().boot().meet(BOB)
+    solo.at(solo.now + 2.0).requests()
+    signed = announce(ALICE, 0, **changes)
+    solo.ask(ALICE, Push((signed.bytes,)))
+    solo.at(solo.now + 2.0)
+    assert solo.machine.view.pool.of_round(0) == {}
+    assert not any(signed.bytes in records for _, records in pushed(solo))
+
+
+def test_a_second_announcement_of_an_author_is_not_taken() -> None:
+    solo = Solo().boot()
+    first, second = announce(ALICE, 0), announce(ALICE, 0, tokens=900)
+    solo.ask(ALICE, Push((first.bytes,)))
+    solo.ask(ALICE, Push((second.bytes,)))
+    assert solo.machine.view.pool.of_round(0)[ALICE.public].digest == first.digest
+
+
+def test_a_manifest_from_the_future_is_not_taken() -> None:
+    solo = Solo().boot()
+    early = manifest(ALICE, 5, [announce(ALICE, 5)])
+    solo.ask(ALICE, Push((early.bytes,)))
+    assert solo.machine.view.chain.get(early.digest) is None
+
+
+def test_addresses_of_others_are_handed_to_the_transport() -> None:
+    solo = Solo().boot()
+    solo.effects.clear()
+    record = peer_record(ALICE, solo.now)
+    solo.feed(ev.Discovered((record.bytes, b"junk")))
+    assert solo.take(fx.LearnAddrs) == [fx.LearnAddrs(ALICE.public, record.record.addrs)]
+
+
+def test_the_genesis_is_what_everybody_starts_from() -> None:
+    assert Solo().boot().machine.head is not None
+    assert Solo().boot().machine.head.digest == GENESIS  # type: ignore[union-attr]

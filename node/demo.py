@@ -18,7 +18,7 @@ from tscale.protocol.errors import BadInput, RefuseFrame, StopNode
 from tscale.protocol.spec import SwarmSpec
 from tscale.protocol.status import MAX_STATUS_BYTES, StatusSnapshot
 
-DEFAULT_TOKENS = 1_000_000
+DEFAULT_TOKENS = 1_600_000
 START_LEAD_S = 6.0
 POLL_S = 0.25
 READY_TIMEOUT_S = 90.0
@@ -233,8 +233,9 @@ class DemoRun:
                 self._judged_round = newest.round.folded_round
         if self._judged_round is None:
             return False
-        folded = [self._watch.latest[name].round.folded_round for name in self._live_names()]
-        return min(folded) >= self._judged_round + SETTLE_ROUNDS
+        final = self._judged_round + SETTLE_ROUNDS
+        live = [self._watch.latest.get(name) for name in self._live_names()]
+        return all(snapshot is not None and snapshot.round.folded_round >= final for snapshot in live)
 
     def _done_share(self) -> float:
         newest = self._newest()

@@ -20,7 +20,7 @@ SPARSE, DENSE = 0, 3
 
 
 def tiny(mu: float = 0.0, book: bytes = BOOK) -> SwarmSpec:
-    spec = preset("tiny", data=(BlobRef(b"r" * 32, len(book)),), owner=bytes(32), t0_unix_s=0.0)
+    spec = preset("nano", data=(BlobRef(b"r" * 32, len(book)),), owner=bytes(32), t0_unix_s=0.0)
     return replace(spec, outer=replace(spec.outer, mu=mu, eta=0.9 if mu else 1.0))
 
 

@@ -318,7 +318,7 @@ def test_create_no_run_prints_a_spec_file_that_join_takes(
 ) -> None:
     other = tmp_path / "other.txt"
     other.write_text("More text. " * 50)
-    argv = ["create", "--name", "ours", "--data", str(book), str(other), "--preset", "tiny", "--no-run", "--json"]
+    argv = ["create", "--name", "ours", "--data", str(book), str(other), "--preset", "nano", "--no-run", "--json"]
     assert run_command(argv) == 0
     made = json.loads(capsys.readouterr().out)
     assert daemon.options is None

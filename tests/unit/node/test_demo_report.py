@@ -176,7 +176,7 @@ def test_fresh_spec_follows_its_seed_and_start() -> None:
 
 @pytest.fixture(scope="module")
 def tiny_spec() -> SwarmSpec:
-    return preset("tiny", data=(file_ref(shipped_book_path()),), owner=NO_OWNER, t0_unix_s=1_800_000_000.0)
+    return preset("nano", data=(file_ref(shipped_book_path()),), owner=NO_OWNER, t0_unix_s=1_800_000_000.0)
 
 
 def leave_checkpoint(swarm_dir: Path, spec: SwarmSpec, round_number: int, scale: float) -> np.ndarray:

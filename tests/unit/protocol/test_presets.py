@@ -25,7 +25,7 @@ def test_a_preset_is_valid_and_named_after_itself(name: str) -> None:
 def test_the_same_inputs_give_the_same_swarm() -> None:
     """`join --swarm demo` finds others because every node builds the same spec."""
     assert preset("demo", **GIVEN).swarm_id == preset("demo", **GIVEN).swarm_id
-    assert preset("demo", **GIVEN).swarm_id != preset("tiny", **GIVEN, name="demo").swarm_id
+    assert preset("demo", **GIVEN).swarm_id != preset("nano", **GIVEN, name="demo").swarm_id
 
 
 def test_a_lone_peer_may_fold_dense_float32_and_nobody_sends_it() -> None:

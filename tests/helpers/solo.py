@@ -26,7 +26,7 @@ from tscale.protocol.records import (
     open_record,
     seal_record,
 )
-from tscale.protocol.spec import SwarmSpec
+from tscale.protocol.spec import RungSpec, SwarmSpec
 from tscale.protocol.view import PeerConfig
 
 T0 = 1_000_000.0
@@ -41,6 +41,12 @@ def solo_spec(**rounds: Any) -> SwarmSpec:
     return replace(spec, rounds=replace(spec.rounds, **{**times, "snapshot_every": 4, **rounds}))
 
 
+RUNGS = (
+    RungSpec("1/64", kept_per_chunk=64, bits=2, gain=2.0, lone_only=False),
+    RungSpec("1/32", kept_per_chunk=128, bits=2, gain=2.0, lone_only=False),
+    RungSpec("1/16", kept_per_chunk=256, bits=2, gain=1.75, lone_only=False),
+    RungSpec("dense32", kept_per_chunk=4096, bits=32, gain=1.0, lone_only=True),
+)
 DATA = b"call me ishmael " * 8
 SPEC = solo_spec()
 GENESIS = genesis_digest(SPEC.swarm_id)

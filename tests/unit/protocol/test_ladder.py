@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.helpers.protocol_samples import ALICE, BOOK
+from tests.helpers.solo import solo_spec
 from tscale.protocol.ladder import UPLINK_SHARE, bits_per_parameter, choose_rung
-from tscale.protocol.presets import preset
 from tscale.protocol.spec import RungSpec
 
-SPEC = preset("demo", data=(BOOK,), owner=ALICE.public, t0_unix_s=0.0)
+SPEC = solo_spec()
 NAMES = [rung.name for rung in SPEC.codec.rungs]
 PARAMETERS = 1_000_000
 

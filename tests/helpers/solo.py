@@ -38,7 +38,8 @@ def solo_spec(**rounds: Any) -> SwarmSpec:
     """Rounds of 12 s from T0, a dataset of 128 bytes; grace 0.5 to 2.5 s, 0.5 to 1 s between candidates."""
     spec = preset("nano", data=(blob_ref(DATA),), owner=bytes(32), t0_unix_s=T0)
     times = {"length_s": LENGTH_S, "grace_min_s": 0.5, "grace_max_s": 2.5, "step_min_s": 0.5, "step_max_s": 1.0}
-    return replace(spec, rounds=replace(spec.rounds, **{**times, "snapshot_every": 4, **rounds}))
+    box = replace(spec.rounds, **{**times, "snapshot_every": 4, **rounds})
+    return replace(spec, codec=replace(spec.codec, rungs=RUNGS), rounds=box)
 
 
 RUNGS = (

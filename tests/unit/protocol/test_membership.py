@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.solo import other, peer_record
 from tscale.protocol.dice import Dice
-from tscale.protocol.membership import FORGET_AFTER_S, MAX_CONTACTS, STALE_CHANCE, Contact, Membership
+from tscale.protocol.membership import ALIVE_HEARTBEATS, FORGET_AFTER_S, MAX_CONTACTS, STALE_CHANCE, Contact, Membership
 
 OWN, ALICE, BOB, CAROL = (other(number) for number in range(4))
 BEAT_S = 6.0
@@ -56,13 +56,15 @@ def test_a_record_without_addresses_keeps_the_known_ones() -> None:
     assert found.contacts[ALICE.public].addrs == ADDRS
 
 
-def test_three_missed_heartbeats_are_silence_and_a_word_ends_it() -> None:
+def test_missed_heartbeats_are_silence_and_a_word_ends_it() -> None:
+    assert ALIVE_HEARTBEATS >= 2.0, "one lost heartbeat is no silence"
     found = members()
     found.learn(peer_record(ALICE, NOW), NOW)
-    assert living(found, NOW + 3.0 * BEAT_S - 0.5) == {ALICE.public}
-    assert living(found, NOW + 3.0 * BEAT_S + 0.5) == set()
-    found.heard(ALICE.public, NOW + 3.0 * BEAT_S + 1.0)
-    assert living(found, NOW + 3.0 * BEAT_S + 2.0) == {ALICE.public}
+    silent = NOW + ALIVE_HEARTBEATS * BEAT_S
+    assert living(found, silent - 0.6) == {ALICE.public}
+    assert living(found, silent + 0.6) == set()
+    found.heard(ALICE.public, silent + 1.2)
+    assert living(found, silent + 2.0) == {ALICE.public}
 
 
 def test_goodbye_is_believed_at_once() -> None:
@@ -130,6 +132,19 @@ def test_a_full_house_lets_the_longest_silent_go_and_never_a_living_one() -> Non
         full.contacts[public] = Contact(public, record=peer_record(BOB, NOW).record)
     assert not full.learn(peer_record(ALICE, NOW), NOW)
     assert len(full.contacts) == MAX_CONTACTS
+
+
+def test_strangers_that_only_dial_in_push_each_other_out() -> None:
+    found = members()
+    found.bootstrap(BOB.public, ADDRS)
+    found.learn(peer_record(ALICE, NOW), NOW)
+    for number in range(MAX_CONTACTS + 50):
+        public = number.to_bytes(32, "little")
+        found.contact(public)
+        found.heard(public, NOW + number)
+    assert len(found.contacts) == MAX_CONTACTS
+    assert {ALICE.public, BOB.public} <= set(found.contacts)
+    assert bytes(32) not in found.contacts and public in found.contacts
 
 
 def test_peers_are_forgotten_a_day_after_their_last_word_but_not_bootstrap_ones() -> None:

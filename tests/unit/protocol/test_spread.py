@@ -7,8 +7,9 @@ import pytest
 from tests.helpers.solo import GENESIS, T0, Solo, announce, manifest, other, peer_record, solo_spec
 from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
-from tscale.protocol.messages import RECORDS_BUDGET_BYTES, Gossip, GossipReply, Push
+from tscale.protocol.messages import MAX_IDS, RECORDS_BUDGET_BYTES, Gossip, GossipReply, Push
 from tscale.protocol.records import PeerRecord, open_record
+from tscale.protocol.spread import MAX_HAVE_IDS
 
 ALICE, BOB, CAROL = other(1), other(2), other(3)
 
@@ -28,7 +29,7 @@ def test_the_own_record_is_published_and_renewed_before_it_is_silence() -> None:
     again = [open_record(effect.record, (PeerRecord,)).record for effect in solo.take(fx.Publish)]
     times = [record.issued_unix_s, *(later.issued_unix_s for later in again)]
     gaps = [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
-    assert gaps and all(0.0 < gap < 3.0 * solo.machine.view.pace.heartbeat_s for gap in gaps)
+    assert gaps and all(0.0 < gap < 2.0 * solo.machine.view.pace.heartbeat_s for gap in gaps)
 
 
 def test_new_addresses_are_told_at_once_and_equal_ones_are_not_news() -> None:
@@ -84,6 +85,26 @@ def test_gossip_swaps_what_each_side_lacks() -> None:
     solo.reply(asked[-1], GossipReply(live.digest[:8], b"", (mine.bytes,)))
     assert BOB.public in solo.machine.view.members.contacts
     assert (ALICE.public, (live.bytes,)) in pushed(solo)
+
+
+def test_what_a_peer_can_serve_is_remembered_up_to_a_limit() -> None:
+    solo = Solo().boot().meet(ALICE)
+    wanted = announce(CAROL, 0).record.blob.root
+    solo.ask(ALICE, Gossip(b"", bytes(8 * 8000) + wanted[:8]))
+    kept = solo.machine.view.members.contacts[ALICE.public].have
+    assert len(kept) == 8 * MAX_HAVE_IDS and kept.endswith(wanted[:8])
+    solo.ask(CAROL, Push((announce(CAROL, 0).bytes,)))
+    assert ALICE.public in solo.machine.view.transfers.wants[wanted].holders
+
+
+def test_gossip_stays_within_its_caps_however_much_is_known() -> None:
+    solo = Solo().boot().meet(ALICE)
+    own = solo.machine.spread.live
+    for number in range(MAX_IDS + 100):
+        own[number.to_bytes(8, "little")] = next(iter(own.values()))
+    solo.at(solo.now + 2.0)
+    asked = [message for _, message in solo.requests() if isinstance(message, Gossip)]
+    assert asked and all(len(message.known) <= 8 * MAX_IDS for message in asked)
 
 
 def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:

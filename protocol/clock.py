@@ -61,4 +61,5 @@ class SwarmClock:
         if abs(self.offset_s) <= WARN_OFFSET_S:
             return None
         way = "behind" if self.offset_s > 0 else "ahead of"
-        return f"this machine's clock is {abs(self.offset_s):.1f} s {way} the swarm's; it is corrected for, but set it right"
+        gap = f"{abs(self.offset_s):.1f} s {way}"
+        return f"this machine's clock is {gap} the swarm's; it is corrected for, but set it right"

@@ -61,13 +61,13 @@ class Driver:
         """The transport's handler: answer a peer's request."""
         reply, effects = self.machine.answer(peer, payload, self.parts.now_unix_s())
         frame = reply.payload
-        if reply.chunk is not None:
-            data = self.parts.store.read_chunk(reply.chunk.root, reply.chunk.index)
+        for chunk in reply.chunks:
+            data = self.parts.store.read_chunk(chunk.root, chunk.index)
             if data is None:
                 frame = self.machine.view.frame(Refused("the chunk is not here any more"))
-                self._soon_missing(reply.chunk.root)
-            else:
-                frame = with_bulk(frame, data)
+                self._soon_missing(chunk.root)
+                break
+            frame = with_bulk(frame, data)
         self._run(effects)
         return frame
 

@@ -30,6 +30,7 @@ class Link:
     children: list[Link] = field(default_factory=list)
     invalid: bool = False
     depth: int = 0
+    seen_s: float = 0.0  # local time at which it came
     authors: frozenset[bytes] = frozenset()
     taken: frozenset[tuple[bytes, int]] = frozenset()  # (author, round) of its contributions
     places: dict[tuple[int, bytes], tuple[int, bytes]] = field(default_factory=dict)
@@ -90,6 +91,9 @@ class Chain:
         if parent is None:
             if not as_floor:
                 return None, "its parent is not known"
+            most = self.spec.rounds.max_contributions * self.spec.caps.max_contribution_tokens
+            if manifest.total_tokens > (manifest.round + 1) * most:
+                return None, "its total of tokens is more than its rounds can have"
             parent = self.root
             tokens = manifest.total_tokens - parent.total
         else:

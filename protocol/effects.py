@@ -28,10 +28,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The reply to a peer's request; with `chunk` the driver appends that chunk's bytes."""
+    """The reply to a peer's request; the driver appends the bytes of `chunks`, in this order."""
 
     payload: bytes
-    chunk: ChunkSource | None = None
+    chunks: tuple[ChunkSource, ...] = ()
 
 
 @dataclass(frozen=True)

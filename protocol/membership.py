@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tscale.protocol.dice import Dice
 from tscale.protocol.records import PeerRecord, SignedRecord
@@ -10,6 +10,7 @@ from tscale.protocol.records import PeerRecord, SignedRecord
 MAX_CONTACTS = 4096
 STALE_CHANCE = 0.15  # share of gossip that goes to silent peers and to bootstrap contacts, so that partitions heal
 FORGET_AFTER_S = 86400.0
+ALIVE_HEARTBEATS = 2.5  # without a word for so long, a peer counts as gone
 
 
 @dataclass
@@ -18,14 +19,14 @@ class Contact:
 
     public: bytes
     addrs: tuple[str, ...] = ()
-    signed: SignedRecord | None = None
+    signed: SignedRecord[PeerRecord] | None = None
     record: PeerRecord | None = None
     heard_unix_s: float = 0.0
     failures: int = 0
     retry_unix_s: float = 0.0
     bootstrap: bool = False
     strikes: int = 0
-    have: frozenset[bytes] = field(default_factory=frozenset)
+    have: bytes = b""  # short ids of the blobs it can serve, one after the other
 
 
 class Membership:
@@ -35,15 +36,24 @@ class Membership:
         self.own = own
         self.heartbeat_s = heartbeat_s
         self.contacts: dict[bytes, Contact] = {}
-        self._alive: tuple[int, list[Contact]] | None = None  # of the current sixteenth of a heartbeat
+        self._alive: tuple[int, list[Contact]] | None = None  # of the current eighth of a heartbeat
         self._trainers: set[bytes] = set()
+        self._version = 0
 
     def contact(self, public: bytes) -> Contact:
         """The contact of this key, made when new."""
         found = self.contacts.get(public)
         if found is None:
+            if len(self.contacts) >= MAX_CONTACTS:
+                self._drop_stranger()
             found = self.contacts[public] = Contact(public)
         return found
+
+    def _drop_stranger(self) -> None:
+        """Of those that only dialled in and have no record, the one not heard of for longest goes."""
+        strangers = [c for c in self.contacts.values() if c.record is None and not c.bootstrap]
+        if strangers:
+            del self.contacts[min(strangers, key=lambda c: c.heard_unix_s).public]
 
     def bootstrap(self, public: bytes, addrs: tuple[str, ...]) -> None:
         """A peer named by the user, a link, a cache or this machine."""
@@ -52,10 +62,10 @@ class Membership:
             contact.bootstrap = True
             contact.addrs = contact.addrs or addrs
 
-    def learn(self, signed: SignedRecord, now: float) -> bool:
+    def learn(self, signed: SignedRecord[PeerRecord], now: float) -> bool:
         """Take a signed peer record that is newer than the one known. False when it is old, expired or one's own."""
         record = signed.record
-        if not isinstance(record, PeerRecord) or signed.public == self.own:
+        if signed.public == self.own:
             return False
         if record.expires_unix_s < now or record.issued_unix_s > now + self.heartbeat_s + 5.0:
             return False
@@ -89,12 +99,19 @@ class Membership:
         record = contact.record
         if record is None or record.leaving:
             return False
-        return max(record.issued_unix_s, contact.heard_unix_s) > now - 3.0 * self.heartbeat_s
+        return max(record.issued_unix_s, contact.heard_unix_s) > now - ALIVE_HEARTBEATS * self.heartbeat_s
+
+    def version(self, now: float) -> int:
+        """Changes when the answer of `alive` may have changed."""
+        if self._alive is None:
+            self.alive(now)
+        return self._version + (int(now * 8.0 / self.heartbeat_s) << 20)
 
     def alive(self, now: float) -> list[Contact]:
         """All living contacts, in a fixed order."""
-        key = int(now * 16.0 / self.heartbeat_s)
+        key = int(now * 8.0 / self.heartbeat_s)
         if self._alive is None or self._alive[0] != key:
+            self._version += self._alive is None
             self._alive = (key, [c for _, c in sorted(self.contacts.items()) if self.is_alive(c, now)])
             self._trainers = {c.public for c in self._alive[1] if c.record is not None and c.record.role == "trainer"}
         return self._alive[1]

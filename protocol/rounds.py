@@ -36,6 +36,8 @@ class Rounds:
         self.lateness_s: deque[float] = deque(maxlen=12)
         self.training = False
         self.reason = ""
+        self._delay: tuple[object, float] | None = None
+        self._awaited: tuple[tuple[bytes, int], bytes] | None = None
 
     def grace_s(self) -> float:
         """How long after the close the first candidate waits: what earlier rounds needed, within the spec."""
@@ -59,7 +61,8 @@ class Rounds:
         view, head = self.view, self.sync.head
         round_ = view.times.round_at(view.swarm_now) - 1
         if self.closed is None:
-            self.closed = round_  # the box that was open at the start was not trained from its beginning
+            if self.training:
+                self.closed = round_  # what lies before was not trained for
             return
         if round_ <= self.closed or round_ < 0:
             return
@@ -94,7 +97,7 @@ class Rounds:
         signed = seal_record(view.config.identity, record)
         if not view.pool.add(signed):
             return None
-        view.pool.verified.add(event.blob.root)
+        view.pool.verify(event.blob.root)
         self.spread.add_own(signed)
         return signed
 
@@ -110,25 +113,47 @@ class Rounds:
         """Seal the last closed round if it is this peer's turn."""
         view, parent = self.view, self.sync.head
         round_ = view.times.round_at(view.swarm_now) - 1
-        if parent is None or not view.trains or self.sync.busy is not None or self.sync.drifted:
+        if parent is None or parent.round >= round_ or not view.trains or self.sync.busy is not None:
             return None
-        if parent.round >= round_ or (parent.digest, round_) in self.sealed or not self.sync.joined():
+        if not self.training or self.sync.drifted or (parent.digest, round_) in self.sealed:
             return None
         if not view.chain.admits(view.own):
             return None
         late_s = view.swarm_now - view.times.closes_unix_s(round_)
-        if self._is_sealed(parent, round_, late_s) or late_s < self._delay_s(parent, round_):
+        if late_s < self.grace_s() and self._awaits(parent, round_):
+            return None
+        wait_s = self._wait_for_others_s(parent, round_, late_s)
+        if wait_s is None or late_s < wait_s + self._delay_s(parent, round_):
             return None
         taken = self._eligible(parent, round_)
         return self._publish(parent, round_, taken) if taken else None
 
-    def _is_sealed(self, parent: Link, round_: int, late_s: float) -> bool:
-        """Whether someone sealed the round already. A manifest whose blobs stay away is passed over after a while."""
-        patience_s = PATIENCE * self.view.spec.rounds.length_s
-        for child in parent.children:
-            if not child.invalid and child.round == round_ and (self.sync.usable(child) or late_s < patience_s):
-                return True
-        return False
+    def _wait_for_others_s(self, parent: Link, round_: int, late_s: float) -> float | None:
+        """How long after the close manifests of others are given before one is sealed beside them.
+
+        None when it is not for this peer to seal: the round is sealed, or the swarm has moved to where it can't follow
+        yet. A better manifest whose blobs stay away is passed over after a while; the candidates' order applies then.
+        """
+        view, target = self.view, self.sync.target()
+        ahead = [c for c in parent.children if not c.invalid and c.round == round_]
+        if any(self.sync.usable(child) for child in ahead):
+            return None
+        if target is not parent and target not in ahead:
+            if not self._is_followed(parent, round_):
+                return None
+            ahead.append(target)
+        if not ahead:
+            return 0.0
+        seen_s = max(view.now - child.seen_s for child in ahead)
+        patience_s = PATIENCE * view.spec.rounds.length_s
+        return max(0.0, late_s - seen_s + patience_s - self.grace_s())
+
+    def _is_followed(self, parent: Link, round_: int) -> bool:
+        """Whether most of the round's tokens were trained from `parent`, a manifest that is not the best one known."""
+        votes: dict[bytes, int] = {}
+        for signed in self.view.pool.of_round(round_).values():
+            votes[signed.record.base] = votes.get(signed.record.base, 0) + signed.record.tokens
+        return 2 * votes.get(parent.digest, 0) > sum(votes.values())
 
     def _eligible(self, parent: Link, round_: int) -> list[SignedRecord[Announcement]]:
         view = self.view
@@ -163,21 +188,42 @@ class Rounds:
 
     def _delay_s(self, parent: Link, round_: int) -> float:
         """How long after the close this peer seals; 0 when everybody it expects is there and it is the first."""
+        key = (parent.digest, round_, self.view.pool.version, self.view.members.version(self.view.swarm_now))
+        if self._delay is None or self._delay[0] != key:
+            self._delay = (key, self._compute_delay_s(parent, round_))
+        return self._delay[1]
+
+    def _awaits(self, parent: Link, round_: int) -> bool:
+        """Whether a contribution that this peer expects is not here yet. Remembers one, so that a no is cheap."""
+        view = self.view
+        announced, good = view.pool.of_round(round_), view.pool.verified
+
+        def misses(author: bytes) -> bool:
+            return author not in announced or announced[author].record.blob.root not in good
+
+        if self._awaited is not None and self._awaited[0] == (parent.digest, round_) and misses(self._awaited[1]):
+            return True
+        others = self.others()
+        regulars = parent.authors if parent.signed is not None else others
+        expected = {a for a in regulars if a in others or a == view.own}
+        expected.update(a for a in announced if a in others or a == view.own)
+        late = max((a for a in expected if misses(a)), default=None)
+        self._awaited = ((parent.digest, round_), late) if late is not None else None
+        return late is not None
+
+    def _compute_delay_s(self, parent: Link, round_: int) -> float:
         view = self.view
         others = self.others()
         announced = view.pool.of_round(round_)
-        living = {a for a in announced if a in others or a == view.own}
+        # those that trained from another manifest are not at `parent`, and can't seal on it
+        beside = {a for a, s in announced.items() if s.record.base == parent.digest and (a in others or a == view.own)}
         mine = candidate_order(parent, round_, view.own)
-        if view.own in living:
-            rank = sum(candidate_order(parent, round_, a) < mine for a in living if a != view.own)
+        if view.own in beside:
+            rank = sum(candidate_order(parent, round_, a) < mine for a in beside if a != view.own)
         else:
-            rank = len(living)
-        if rank == 0:
-            regulars = parent.authors if parent.signed is not None else frozenset(others)
-            expected = (regulars & (others | {view.own})) | living
-            good = view.pool.verified
-            if all(a in announced and announced[a].record.blob.root in good for a in expected):
-                return 0.0
+            rank = len(beside)
+        if rank == 0 and not self._awaits(parent, round_):
+            return 0.0
         return self.grace_s() + min(rank, MAX_RANK) * self.step_s()
 
     def _publish(

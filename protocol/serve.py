@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 from tscale.protocol.effects import ChunkSource
 from tscale.protocol.errors import RefuseFrame
+from tscale.protocol.hashing import CHUNK_BYTES
 from tscale.protocol.messages import (
     RECORDS_BUDGET_BYTES,
     Ack,
+    BlobsReply,
     ChainReply,
     ChunkReply,
+    GetBlobs,
     GetChain,
     GetChunk,
     GetHashes,
@@ -23,6 +26,7 @@ from tscale.protocol.messages import (
     Refused,
     SpecReply,
     decode,
+    split_hashes,
 )
 from tscale.protocol.spread import Spread
 from tscale.protocol.sync import Sync
@@ -41,44 +45,61 @@ class Serve:
         self.spread = spread
         self.sync = sync
 
-    def answer(self, peer: bytes, frame: bytes, take_pushed: TakePushed) -> tuple[Message, ChunkSource | None]:
-        """The reply, and the chunk that goes with it."""
+    def answer(self, peer: bytes, frame: bytes, take_pushed: TakePushed) -> tuple[Message, tuple[ChunkSource, ...]]:
+        """The reply, and the chunks that go with it."""
         contact = self.view.members.contact(peer)
         if contact.strikes > MAX_STRIKES:
-            return Refused("too many malformed frames from this peer"), None
+            return Refused("too many malformed frames from this peer"), ()
         try:
             envelope = decode(frame)
             if envelope.swarm != self.view.spec.swarm_id:
-                return Refused("another swarm"), None
+                return Refused("another swarm"), ()
             return self._reply(peer, envelope.message, envelope.bulk, take_pushed)
         except RefuseFrame as error:
             contact.strikes += 1
-            return Refused(str(error)[:200]), None
+            return Refused(str(error)[:200]), ()
 
     def _reply(
         self, peer: bytes, message: Message, bulk: bytes, take_pushed: TakePushed
-    ) -> tuple[Message, ChunkSource | None]:
-        if isinstance(message, Gossip):
-            return self.spread.answer_gossip(peer, message), None
-        if isinstance(message, Push):
-            return self.spread.answer_push(peer, message), None
+    ) -> tuple[Message, tuple[ChunkSource, ...]]:
         if isinstance(message, GetChunk):
             return self._chunk(message)
-        if isinstance(message, GetHashes):
-            return self._hashes(message), None
-        if isinstance(message, PutChunk):
-            return (Ack() if take_pushed(peer, message, bulk) else Refused("not wanted here")), None
-        if isinstance(message, GetChain):
-            return self._chain(message), None
-        if isinstance(message, GetSpec):
-            return SpecReply(self.view.spec.to_bytes()), None
-        return Refused("a reply is not a request"), None
+        if isinstance(message, GetBlobs):
+            return self._blobs(message)
+        return self._record_reply(peer, message, bulk, take_pushed), ()
 
-    def _chunk(self, message: GetChunk) -> tuple[Message, ChunkSource | None]:
+    def _record_reply(self, peer: bytes, message: Message, bulk: bytes, take_pushed: TakePushed) -> Message:
+        if isinstance(message, Gossip):
+            return self.spread.answer_gossip(peer, message)
+        if isinstance(message, Push):
+            return self.spread.answer_push(peer, message)
+        if isinstance(message, GetHashes):
+            return self._hashes(message)
+        if isinstance(message, PutChunk):
+            return Ack() if take_pushed(peer, message, bulk) else Refused("not wanted here")
+        if isinstance(message, GetChain):
+            return self._chain(message)
+        if isinstance(message, GetSpec):
+            return SpecReply(self.view.spec.to_bytes())
+        return Refused("a reply is not a request")
+
+    def _chunk(self, message: GetChunk) -> tuple[Message, tuple[ChunkSource, ...]]:
         found = self.view.transfers.complete.get(message.root)
         if found is None or message.index >= found[0].chunks:
-            return Refused("not here"), None
-        return ChunkReply(message.root, message.index), ChunkSource(message.root, message.index)
+            return Refused("not here"), ()
+        return ChunkReply(message.root, message.index), (ChunkSource(message.root, message.index),)
+
+    def _blobs(self, message: GetBlobs) -> tuple[Message, tuple[ChunkSource, ...]]:
+        """Those of the asked blobs that are here and have one chunk, as many as one frame carries."""
+        here: list[bytes] = []
+        size_bytes = 0
+        for root in dict.fromkeys(split_hashes(message.roots)):
+            found = self.view.transfers.complete.get(root)
+            if found is None or found[0].chunks != 1 or size_bytes + found[0].size_bytes > CHUNK_BYTES:
+                continue
+            size_bytes += found[0].size_bytes
+            here.append(root)
+        return BlobsReply(b"".join(here)), tuple(ChunkSource(root, 0) for root in here)
 
     def _hashes(self, message: GetHashes) -> Message:
         found = self.view.transfers.complete.get(message.root)

@@ -1,17 +1,21 @@
 """How records travel: gossip that swaps digests of what is known, and eager pushes of what is new.
 
-Every gossip interval a peer tells one or two others the short ids of its live records and of the blobs it can serve;
-the answer brings what it lacks and asks for what the other lacks. New announcements and manifests don't wait for
-that: they are pushed to a few peers at the next flush, and on by those.
+Every gossip interval a peer tells another one the short ids of its live records and of the blobs it can serve; the
+answer brings what it lacks and asks for what the other lacks. New announcements, manifests and goodbyes don't wait
+for that: they are pushed to a few peers at the next flush, and on by those. Other records ride along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from blake3 import blake3
+
 from tscale.protocol.effects import LearnAddrs, Publish
 from tscale.protocol.errors import RefuseFrame
+from tscale.protocol.kinds import is_announcement, is_peer
 from tscale.protocol.messages import (
+    MAX_IDS,
     RECORDS_BUDGET_BYTES,
     Ack,
     Envelope,
@@ -20,23 +24,35 @@ from tscale.protocol.messages import (
     Push,
     split_ids,
 )
-from tscale.protocol.records import Announcement, Manifest, PeerRecord, SignedRecord, SnapshotRecord, seal_record
+from tscale.protocol.records import (
+    Announcement,
+    Manifest,
+    PeerRecord,
+    Record,
+    SignedRecord,
+    SnapshotRecord,
+    seal_record,
+)
 from tscale.protocol.versions import WIRE_MIN, WIRE_VERSION
 from tscale.protocol.view import View
 
 FANOUT = 3
 MAX_REFUSED_IDS = 20_000
+MAX_HAVE_IDS = 2048  # remembered of a peer
 
 
 class Spread:
-    """The live records of a peer and their exchange. `take` is called with every new announcement, manifest, snapshot."""
+    """The live records of a peer and their exchange. `take` gets every new announcement, manifest, snapshot record."""
 
-    def __init__(self, view: View, take: Callable[[SignedRecord[Announcement | Manifest | SnapshotRecord], bytes], bool]):
+    def __init__(self, view: View, take: Callable[[SignedRecord[Record], bytes], bool]) -> None:
         self.view = view
         self.take = take
-        self.live: dict[bytes, SignedRecord[PeerRecord | Announcement | Manifest | SnapshotRecord]] = {}
-        self.fresh: list[SignedRecord[PeerRecord | Announcement | Manifest | SnapshotRecord]] = []
+        self.live: dict[bytes, SignedRecord[Record]] = {}
+        self.fresh: list[SignedRecord[Record]] = []
+        self.urgent = False  # something fresh is not to wait for gossip
+        self.gossiped = False  # a peer has said what it knows
         self.passed: dict[bytes, None] = {}  # ids seen and not wanted again
+        self._seen: dict[bytes, None] = {}  # hashes of the bytes of records taken or passed: opening one is costly
         self.addrs: tuple[str, ...] = ()
         self.own_record: SignedRecord[PeerRecord] | None = None
         self.leaving = False
@@ -79,31 +95,40 @@ class Spread:
             self.beat()
             if first and self.own_record is not None:
                 self.fresh.append(self.own_record)
+                self.urgent = True
         if view.now >= self._gossip_at:
             self._gossip_at = view.now + view.pace.gossip_s * (0.75 + 0.5 * view.dice.unit())
             for peer in view.members.gossip_targets(view.dice, view.now, 1):
                 self.gossip_with(peer)
-        if self.fresh and view.now >= self._flush_at:
+        if self.urgent and view.now >= self._flush_at:
             self.flush()
 
     def flush(self) -> None:
         """Push what is new to a few living peers."""
         view = self.view
-        fresh, self.fresh = self.fresh, []
+        fresh, self.fresh, self.urgent = self.fresh, [], False
         self._flush_at = view.now + view.pace.flush_s
         records = _within_budget([s.bytes for s in fresh])
         for peer in view.members.push_targets(view.dice, view.now, FANOUT):
             view.request(peer, Push(records), lambda env, why: None)
 
+    def say_goodbye(self) -> None:
+        """This node is about to stop: tell a few peers, they tell the others."""
+        self.leaving = True
+        self.beat()
+        if self.own_record is not None:
+            self.fresh.append(self.own_record)
+        self.flush()
+
     # -- digests ------------------------------------------------------------------------------------------------
 
     def known_ids(self) -> bytes:
-        """Short ids of the live records."""
-        return b"".join(self.live)
+        """Short ids of the live records, the newest ones where there are too many."""
+        return b"".join(list(self.live)[-MAX_IDS:])
 
     def have_ids(self) -> bytes:
-        """Short ids of the blobs this peer can serve."""
-        return b"".join(root[:8] for root in self.view.transfers.complete)
+        """Short ids of the blobs this peer can serve, the newest ones where there are too many."""
+        return b"".join(root[:8] for root in list(self.view.transfers.complete)[-MAX_IDS:])
 
     def gossip_with(self, peer: bytes) -> None:
         """Swap digests with a peer."""
@@ -115,7 +140,8 @@ class Spread:
             self.learn_have(peer, reply.have)
             for data in reply.records:
                 self.receive(data, peer)
-            wanted = [self.live[i].bytes for i in split_ids(reply.want) if i in self.live]
+            self.gossiped = True
+            wanted = [self.live[i].bytes for i in sorted(split_ids(reply.want)) if i in self.live]
             if wanted:
                 self.view.request(peer, Push(_within_budget(wanted)), lambda env, why: None)
 
@@ -140,15 +166,19 @@ class Spread:
         contact = self.view.members.contacts.get(peer)
         if contact is None:
             return
-        contact.have = frozenset(split_ids(have))
+        contact.have = have[-8 * MAX_HAVE_IDS :]
         for root, want in self.view.transfers.wants.items():
-            if root[:8] in contact.have:
+            if root[:8] in contact.have and peer not in want.holders:
                 want.holders.add(peer)
+                self.view.fetch_due = True
 
     # -- records ------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, source: bytes) -> None:
         """Open a record from another peer and take it in; a bad one counts against the sender."""
+        key = blake3(data).digest(16)
+        if key in self._seen:
+            return
         try:
             signed = self.view.config.open_record(
                 data, (PeerRecord, Announcement, Manifest, SnapshotRecord), known=self._opened.get
@@ -157,49 +187,55 @@ class Spread:
             self.view.members.contact(source).strikes += 1
             return
         self.admit(signed, source)
+        if signed.digest[:8] in self.live or signed.digest[:8] in self.passed:
+            self._seen[key] = None
+            if len(self._seen) > MAX_REFUSED_IDS:
+                del self._seen[next(iter(self._seen))]
 
-    def admit(self, signed: SignedRecord[PeerRecord | Announcement | Manifest | SnapshotRecord], source: bytes) -> None:
+    def admit(self, signed: SignedRecord[Record], source: bytes) -> None:
         """Take in an opened record, and pass it on when it is new."""
         short = signed.digest[:8]
         if short in self.live or short in self.passed:
             return
-        record = signed.record
-        if record.swarm != self.view.spec.swarm_id:
+        if signed.record.swarm != self.view.spec.swarm_id:
             self._pass(short)
-        elif isinstance(record, PeerRecord):
-            self._take_peer(signed, record, short)
-        elif self.take(signed, source):  # type: ignore[arg-type]
-            self.live[short] = signed
-            self.fresh.append(signed)
-            if isinstance(record, Announcement):
-                self._opened[signed.bytes] = signed  # type: ignore[assignment]
-        elif not isinstance(record, Manifest):
+        elif is_peer(signed):
+            self._take_peer(signed, short)
+        elif self.take(signed, source):
+            self._make_live(signed)
+        elif not isinstance(signed.record, Manifest):
             self._pass(short)
+
+    def _make_live(self, signed: SignedRecord[Record]) -> None:
+        self.live[signed.digest[:8]] = signed
+        self.fresh.append(signed)
+        if is_announcement(signed):
+            self._opened[signed.bytes] = signed
+        self.urgent = self.urgent or not isinstance(signed.record, SnapshotRecord)
 
     def add_own(self, signed: SignedRecord[Announcement | Manifest | SnapshotRecord]) -> None:
         """A record of this peer's own making: live, and pushed at the next flush."""
-        self.live[signed.digest[:8]] = signed
-        self.fresh.append(signed)
-        self._flush_at = self.view.now
-        if isinstance(signed.record, Announcement):
-            self._opened[signed.bytes] = signed  # type: ignore[assignment]
+        self._make_live(signed)
+        if self.urgent:
+            self._flush_at = self.view.now
 
-    def _take_peer(self, signed: SignedRecord[object], record: PeerRecord, short: bytes) -> None:
-        view = self.view
+    def _take_peer(self, signed: SignedRecord[PeerRecord], short: bytes) -> None:
+        view, record = self.view, signed.record
         old = view.members.contacts.get(signed.public)
         old_signed = old.signed if old else None
         known = old is not None and old.record is not None
-        if not view.members.learn(signed, view.swarm_now):  # type: ignore[arg-type]
+        if not view.members.learn(signed, view.swarm_now):
             self._pass(short)
             return
         if old_signed is not None:
             self.live.pop(old_signed.digest[:8], None)
             self._pass(old_signed.digest[:8])
-        self.live[short] = signed  # type: ignore[assignment]
+        self.live[short] = signed
         if record.addrs:
             view.emit(LearnAddrs(signed.public, record.addrs))
         if record.leaving or not known:
-            self.fresh.append(signed)  # type: ignore[arg-type]
+            self.fresh.append(signed)
+            self.urgent = self.urgent or record.leaving
 
     def _pass(self, short: bytes) -> None:
         self.passed[short] = None

@@ -34,7 +34,9 @@ class Want:
     flying: dict[int, list[tuple[float, bytes]]] = field(default_factory=dict)
     holders: set[bytes] = field(default_factory=set)
     resting: dict[bytes, float] = field(default_factory=dict)
-    since_unix_s: float = 0.0
+    single: bool = False  # one chunk
+    since_s: float = 0.0  # local time of the want, and of the last chunk that came
+    moved_s: float = 0.0
 
     def missing(self) -> list[int]:
         """Indices neither here nor on their way."""
@@ -47,11 +49,17 @@ class Want:
 
     def next_index(self, dice: Dice, now: float, patience_s: float) -> int | None:
         """What to ask for next: the hashes (-1), a missing chunk, or one that is overdue."""
+        if self.single and not self.flying:
+            return 0
         if self.blob.chunks > 1 and self.hashes is None and -1 not in self.flying:
             return -1
         missing = self.missing() if self.blob.chunks == 1 or self.hashes is not None else []
         missing = missing or self.overdue(now, patience_s)
         return dice.choice(missing) if missing else None
+
+    def is_open(self, late: float) -> bool:
+        """Whether there may be something to ask for; `late` is when an ask that is out for long was made."""
+        return not self.single or not self.flying or self.flying[0][-1][0] < late
 
     def is_idle_for(self, peer: bytes, now: float) -> bool:
         """Whether nothing of it is on its way, and this peer may be asked for it."""
@@ -102,7 +110,7 @@ class Transfers:
             return None
         found = self.wants.get(blob.root)
         if found is None:
-            found = self.wants[blob.root] = Want(blob, priority, since_unix_s=now)
+            found = self.wants[blob.root] = Want(blob, priority, single=blob.chunks == 1, since_s=now, moved_s=now)
             if blob.root in self.partial:
                 hashes, have = self.partial.pop(blob.root)
                 found.hashes, found.have = hashes, set(have)
@@ -129,7 +137,8 @@ class Transfers:
         asks: list[Ask] = []
         if self.in_flight >= MAX_IN_FLIGHT:
             return asks
-        order = sorted((w for w in self.wants.values() if w.holders), key=self._urgency)
+        late = now - self.patience_s
+        order = sorted((w for w in self.wants.values() if w.holders and w.is_open(late)), key=self._urgency)
         for want in order:
             while self.in_flight < MAX_IN_FLIGHT:
                 index = want.next_index(dice, now, self.patience_s)
@@ -152,9 +161,9 @@ class Transfers:
         self.in_flight += 1
         more: list[bytes] = []
         size_bytes = want.blob.size_bytes
-        if want.blob.chunks == 1 and size_bytes < BATCH_BYTES:
+        if want.single and size_bytes < BATCH_BYTES:
             for other in order:
-                if other.blob.chunks == 1 and other is not want and other.is_idle_for(peer, now):
+                if other.single and other is not want and other.is_idle_for(peer, now):
                     size_bytes += other.blob.size_bytes
                     if size_bytes > BATCH_BYTES or len(more) + 1 >= MAX_BATCH:
                         break
@@ -162,9 +171,7 @@ class Transfers:
                     more.append(other.blob.root)
         return Ask(want.blob.root, index, peer, tuple(more))
 
-    def _holder(
-        self, want: Want, index: int, dice: Dice, now: float, can_ask: Callable[[bytes], int]
-    ) -> bytes | None:
+    def _holder(self, want: Want, index: int, dice: Dice, now: float, can_ask: Callable[[bytes], int]) -> bytes | None:
         asked = {p for _, p in want.flying.get(index, ())}
         best: list[bytes] = []
         best_key = (1, -MAX_PER_PEER + 1)  # at least a peer of rank 1 with room for one more request
@@ -224,11 +231,12 @@ class Transfers:
             return True
         return want.hashes[index] == item
 
-    def took_chunk(self, root: bytes, index: int) -> bool:
+    def took_chunk(self, root: bytes, index: int, now: float = 0.0) -> bool:
         """A chunk was stored; True when the blob is whole now."""
         want = self.wants.get(root)
         if want is None or want.hashes is None:
             return False
+        want.moved_s = max(want.moved_s, now)
         want.have.add(index)
         if len(want.have) < want.blob.chunks:
             return False

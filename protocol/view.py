@@ -38,11 +38,11 @@ class Pace:
     @classmethod
     def of(cls, length_s: float) -> Pace:
         """The pace of a swarm whose rounds take `length_s`."""
-        gossip_s = clamp(length_s / 12.0, 0.15, 5.0)
+        gossip_s = clamp(length_s / 9.0, 0.15, 5.0)
         return cls(
             gossip_s=gossip_s,
             flush_s=gossip_s / 4.0,
-            heartbeat_s=clamp(length_s / 2.0, 2.0, 30.0),
+            heartbeat_s=clamp(length_s * 0.75, 2.0, 30.0),
             timeout_s=clamp(length_s / 2.0, 2.0, 30.0),
             join_wait_s=clamp(length_s * 2.0, 5.0, 20.0),
         )
@@ -92,7 +92,6 @@ class View:
     dirty: bool = True  # something changed that may let a fold or a seal go ahead
     unchecked: bool = True  # a blob or a manifest came that may need verification
     fetch_due: bool = True  # a want, a holder or a free slot is new
-    usable_version: int = 0  # grows when the set of usable manifests may have changed
     kinds: dict[bytes, str] = field(default_factory=dict)  # blob root -> contribution | snapshot | dataset
     _token: int = 0
 
@@ -109,7 +108,7 @@ class View:
             chain=Chain(config.spec),
             members=Membership(config.identity.public, pace.heartbeat_s),
             pool=Pool(),
-            transfers=Transfers(patience_s=2.0 * pace.gossip_s),
+            transfers=Transfers(patience_s=2.0 * pace.gossip_s, spin=config.identity.public[0]),
             dice=Dice(config.seed),
         )
 
@@ -168,8 +167,9 @@ class View:
         priority = {"snapshot": 0, "contribution": 1, "dataset": 2}[kind]
         want = self.transfers.want(blob, priority, self.now)
         if want is not None:
-            if holder is not None and holder != self.own:
+            if holder is not None and holder != self.own and holder not in want.holders:
                 want.holders.add(holder)
+                self.fetch_due = True
             if not known:
                 self.fetch_due = True
                 short = blob.root[:8]

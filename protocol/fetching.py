@@ -1,0 +1,173 @@
+"""Blobs on the move: asks holders for what is wanted, takes chunks that come, and pushes own contributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tscale.protocol.effects import ChunkSource, DatasetReady, StoreChunk
+from tscale.protocol.errors import RefuseFrame
+from tscale.protocol.hashing import HASH_BYTES
+from tscale.protocol.messages import (
+    Ack,
+    BlobsReply,
+    ChunkReply,
+    Envelope,
+    GetBlobs,
+    GetChunk,
+    GetHashes,
+    HashesReply,
+    PutChunk,
+    split_hashes,
+)
+from tscale.protocol.records import Announcement, SignedRecord
+from tscale.protocol.spread import Spread
+from tscale.protocol.transfer import Ask
+from tscale.protocol.view import View
+
+PUSH_PEERS = 2
+
+
+class Fetching:
+    """The blob traffic of one peer. `on_whole(root)` is called for every blob that became complete."""
+
+    def __init__(self, view: View, spread: Spread, on_whole: Callable[[bytes], None]) -> None:
+        self.view = view
+        self.spread = spread
+        self.on_whole = on_whole
+        self.on_hashes: Callable[[bytes], None] = lambda root: None
+        self._dataset_told = False
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Make the requests that have become possible."""
+        view = self.view
+        if not view.fetch_due:
+            return
+        view.fetch_due = False
+        if view.transfers.wants:
+            for ask in view.transfers.schedule(view.dice, view.now, self._can_ask):
+                self._ask(ask)
+
+    def _can_ask(self, peer: bytes) -> int:
+        """2 for a peer that answers, 1 for one that has been silent, 0 for one to leave alone for now."""
+        contact = self.view.members.contacts.get(peer)
+        if contact is None or contact.retry_unix_s > self.view.now:
+            return 0
+        return 2 if self.view.members.is_alive(contact, self.view.swarm_now) else 1
+
+    def _ask(self, ask: Ask) -> None:
+        view = self.view
+        if ask.more:
+            self._ask_batch(ask)
+            return
+
+        def done(env: Envelope | None, reason: str) -> None:
+            message = env.message if env is not None else None
+            good = False
+            if ask.index < 0 and isinstance(message, HashesReply) and message.root == ask.root:
+                good = view.transfers.take_hashes(ask.root, split_hashes(message.hashes))
+                self.on_hashes(ask.root)
+            elif isinstance(message, ChunkReply) and env is not None and message.root == ask.root:
+                good = self._take(ask.peer, ask.root, ask.index, env.bulk)
+            view.transfers.ended(ask, good, view.now)
+            view.fetch_due = True
+
+        message = GetHashes(ask.root) if ask.index < 0 else GetChunk(ask.root, ask.index)
+        view.request(ask.peer, message, done)
+
+    def _ask_batch(self, ask: Ask) -> None:
+        view = self.view
+        roots = (ask.root, *ask.more)
+        sizes = {root: view.transfers.wants[root].blob.size_bytes for root in roots}
+
+        def done(env: Envelope | None, reason: str) -> None:
+            got: tuple[bytes, ...] = ()
+            if env is not None and isinstance(env.message, BlobsReply):
+                got = self._take_batch(ask.peer, env.message, env.bulk, sizes)
+            view.transfers.ended(ask, env is not None, view.now, lacking=[r for r in roots if r not in got])
+            view.fetch_due = True
+
+        view.request(ask.peer, GetBlobs(b"".join(roots)), done)
+
+    def _take_batch(self, peer: bytes, reply: BlobsReply, bulk: bytes, sizes: dict[bytes, int]) -> tuple[bytes, ...]:
+        """Cut the bulk at the sizes that the wants name; everything is checked against its root as it is taken."""
+        named = [reply.roots[i : i + HASH_BYTES] for i in range(0, len(reply.roots), HASH_BYTES)]
+        if any(root not in sizes for root in named) or sum(sizes[root] for root in named) != len(bulk):
+            self.view.members.contact(peer).strikes += 1
+            return ()
+        got, at = [], 0
+        for root in named:
+            if self._take(peer, root, 0, bulk[at : at + sizes[root]]):
+                got.append(root)
+            at += sizes[root]
+        return tuple(got)
+
+    # -- taking -------------------------------------------------------------------------------------------------
+
+    def _take(self, peer: bytes, root: bytes, index: int, data: bytes) -> bool:
+        """A chunk that was asked for. A wrong one counts against the peer."""
+        view = self.view
+        if view.holds(root) or root not in view.transfers.wants or self.store(root, index, data):
+            return True
+        view.members.contact(peer).strikes += 1
+        return False
+
+    def store(self, root: bytes, index: int, data: bytes) -> bool:
+        """Check a chunk of a wanted blob and keep it."""
+        transfers = self.view.transfers
+        if not transfers.check_chunk(root, index, data):
+            return False
+        self.view.emit(StoreChunk(transfers.wants[root].blob, index, data))
+        if transfers.took_chunk(root, index, self.view.now):
+            self.view.dirty = True
+            self.on_whole(root)
+        return True
+
+    def take_pushed(self, peer: bytes, message: PutChunk, data: bytes) -> bool:
+        """A pushed chunk of a contribution; the announcement that comes with it is taken in first."""
+        try:
+            signed = self.view.config.open_record(message.record, (Announcement,))
+            hashes = split_hashes(message.hashes)
+        except RefuseFrame:
+            self.view.members.contact(peer).strikes += 1
+            return False
+        self.spread.admit(signed, peer)
+        root = signed.record.blob.root
+        if self.view.holds(root):
+            return True
+        return self.view.transfers.take_hashes(root, hashes) and self.store(root, message.index, data)
+
+    # -- pushing ------------------------------------------------------------------------------------------------
+
+    def push_blob(self, signed: SignedRecord[Announcement], hashes: tuple[bytes, ...]) -> None:
+        """Push an own contribution to a few peers, chunk by chunk: nobody may be able to dial this one."""
+        for peer in self.view.members.push_targets(self.view.dice, self.view.swarm_now, PUSH_PEERS):
+            self._push_chunk(peer, signed, b"".join(hashes), 0)
+
+    def _push_chunk(self, peer: bytes, signed: SignedRecord[Announcement], hashes: bytes, index: int) -> None:
+        blob = signed.record.blob
+
+        def done(env: Envelope | None, reason: str) -> None:
+            taken = env is not None and isinstance(env.message, Ack)
+            if taken and index + 1 < blob.chunks and self.view.holds(blob.root):
+                self._push_chunk(peer, signed, hashes, index + 1)
+
+        message = PutChunk(signed.bytes, hashes, index)
+        self.view.request(peer, message, done, ChunkSource(blob.root, index))
+
+    # -- dataset ------------------------------------------------------------------------------------------------
+
+    def want_dataset(self) -> None:
+        """Fetch the dataset's shards, and say so once when all are here."""
+        view = self.view
+        if self._dataset_told:
+            return
+        lacking = [shard for shard in view.spec.data.shards if not view.holds(shard.root)]
+        for shard in lacking:
+            view.want(shard, "dataset")
+        if not lacking:
+            self._dataset_told = True
+            for shard in view.spec.data.shards:
+                view.kinds[shard.root] = "dataset"
+            view.emit(DatasetReady())

@@ -127,7 +127,9 @@ async def _ask(transport: Transport, swarm_id: str, public: bytes) -> _Answer:
     except (TransportError, RefuseFrame) as error:
         return _Answer(public, None, str(error), False)
     if isinstance(message, Refused):
-        return _Answer(public, None, f"the seed says: {message.reason[:80]}", False)
+        elsewhere = message.reason == "another swarm"
+        reason = "the seed is in another swarm: check the id, or ask for a new link"
+        return _Answer(public, None, reason if elsewhere else f"the seed says: {message.reason[:80]}", elsewhere)
     if not isinstance(message, SpecReply):
         return _Answer(public, None, "the seed sent no spec", False)
     try:

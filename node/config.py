@@ -140,14 +140,19 @@ def _unknown(key: str, known: list[str], section: str, where: str) -> str:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     if near:
         return f'{where}: unknown key "{key}" {place}: did you mean "{near[0]}"?'
-    elsewhere = _sections_with(key)
-    hint = f"it belongs in [{elsewhere[0]}]" if elsewhere else f"known are {', '.join(known)}"
+    elsewhere = _keys_of_sections()
+    if key in elsewhere:
+        return f'{where}: unknown key "{key}" {place}: it belongs in [{elsewhere[key]}]'
+    far = difflib.get_close_matches(key, elsewhere, n=1, cutoff=0.5)
+    hint = f'did you mean "{far[0]}" in [{elsewhere[far[0]]}]?' if far else f"known are {', '.join(known)}"
     return f'{where}: unknown key "{key}" {place}: {hint}'
 
 
-def _sections_with(key: str) -> list[str]:
-    sections = [item.name for item in fields(NodeConfig) if is_dataclass(getattr(NodeConfig(), item.name))]
-    return [name for name in sections if key in {item.name for item in fields(getattr(NodeConfig(), name))}]
+def _keys_of_sections() -> dict[str, str]:
+    """Every key of a section, with the section's name."""
+    default = NodeConfig()
+    sections = [item.name for item in fields(NodeConfig) if is_dataclass(getattr(default, item.name))]
+    return {key.name: section for section in sections for key in fields(getattr(default, section))}
 
 
 def _convert(value: Any, hint: Any, name: str, where: str) -> Any:

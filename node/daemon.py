@@ -308,7 +308,7 @@ class Node:
             self._try("chain_kept", lambda: self._keep_chain(driver))
             await transport.close()
             note = await saving if saving is not None else ""
-            if note and (self._fatal is None or note not in str(self._fatal)):
+            if note and (self._fatal is None or str(self._fatal) not in note):
                 self.events.on_notice(note)
             board.phase = "stopped"
             self._try("last_status", lambda: self._write_status(board))

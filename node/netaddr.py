@@ -86,12 +86,10 @@ def listen_addrs(host: str, port: int) -> list[str]:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raise PortInUse when another program listens on the port, BadInput when it can't be used. Port 0 is always free.
+    """Raise PortInUse when another program listens on the port, BadInput when the address can't be listened on.
 
     p2pd can't be trusted to notice: it listens with SO_REUSEPORT, so two of one user share a port without a word.
     """
-    if port == 0:
-        return
     family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -55,6 +55,7 @@ class RecordFile:
         except OSError as error:
             raise BadInput(f"can't read {self._path} ({error.strerror or error}): check its owner and mode") from error
         records, end = split_records(data)
+        self._appended_bytes = end
         if end < len(data):
             self.rewrite(records)
         return records

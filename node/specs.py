@@ -55,11 +55,21 @@ def new_spec(wanted: NewSwarm, files: Sequence[Path]) -> SwarmSpec:
         name=wanted.name,
         seed=wanted.seed,
     )
+    _require_length(spec, files)
     if wanted.round_seconds is None:
         return spec
     spec = replace(spec, rounds=with_length(spec.rounds, wanted.round_seconds))
     spec.validate()
     return spec
+
+
+def _require_length(spec: SwarmSpec, files: Sequence[Path]) -> None:
+    """Raises BadInput when the texts are too short to train on."""
+    from tscale.node.data.corpus import ByteCorpus, load_text_file
+
+    # the worker reads the shards as one text; a key of zeros stands for any peer's
+    text = b"".join(load_text_file(path) for path in files)
+    ByteCorpus(text, spec.data.heldout_per_mille).batch(bytes(32), 0, 1, spec.inner.context)
 
 
 def with_length(rounds: RoundSpec, length_s: float) -> RoundSpec:

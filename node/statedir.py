@@ -99,8 +99,9 @@ def open_state_dir(base: Path, swarm_id: str) -> StateDir:
     path = base.expanduser() / swarm_id
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise BadInput(f"{error.filename} is a file, not a folder: choose another --state-dir") from error
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next((place for place in (path, *path.parents) if place.is_file()), path)
+        raise BadInput(f"{file} is a file, not a folder: choose another --state-dir") from error
     except OSError as error:
         raise write_error(path, error) from error
     return StateDir(path)

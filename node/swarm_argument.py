@@ -44,7 +44,10 @@ def stored_spec(path: Path, swarm_id: str) -> SwarmSpec | None:
     """The spec that an earlier run left at `path`, if any. Raises BadInput when it has another id."""
     if not path.exists():
         return None
-    spec = read_spec(path)
+    try:
+        spec = read_spec(path)
+    except BadInput as error:
+        raise BadInput(f"{error}; remove the file to fetch it again") from error
     if spec.swarm_id != swarm_id:
         raise BadInput(f"{path} is the spec of {spec.swarm_id}, not of {swarm_id}: remove the file to fetch it again")
     return spec

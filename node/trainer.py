@@ -143,8 +143,9 @@ class Trainer:
             self._hooks.feed(ev.WorkerDied(reason))
             failures = 1 if loop.time() - began_s > _STEADY_S else failures + 1
             wait_s = _BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1]
-            self._hooks.on_trouble(f"the worker ended ({reason}), start {failures + 1} comes")
-            self._hooks.on_notice(f"the worker ended ({reason}); a new one starts in {wait_s:g} s")
+            self._hooks.on_trouble(f"{reason}; the next start is number {failures + 1}")
+            log = f" (why is in {self._log})" if self._log is not None and failures > 1 else ""
+            self._hooks.on_notice(f"{reason}: a new one starts in {wait_s:g} s{log}")
             _LOG.warning("worker_ended reason=%s retry_s=%g", reason, wait_s)
             await asyncio.sleep(wait_s)
 

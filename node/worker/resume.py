@@ -42,6 +42,7 @@ def open_session(config: WorkerConfig, between: Between, emit: Emit) -> tuple[Se
     spec = read_spec(config.spec)
     kernels = kernel_config(spec)
     corpus = ByteCorpus(read_shards(spec, config.data), spec.data.heldout_per_mille)
+    corpus.batch(bytes(32), 0, 1, kernels.inner.context)  # a text that is too short is refused now, not in a step
     warm_up(kernels)
     anchor = init_state(kernels.model, spec.seed)
     replica = Replica(kernels.layout, anchor, spec.outer.rho, spec.outer.beta, kernels.rule)

@@ -186,7 +186,7 @@ class Nodes:
         return node
 
     def create(self, name: str, *args: str, **env: str) -> NodeProcess:
-        data = ("--name", "ours", "--data", str(self.book), "--preset", "tiny", "--host", "127.0.0.1")
+        data = ("--name", "ours", "--data", str(self.book), "--preset", "nano", "--host", "127.0.0.1")
         return self.start(name, "create", *data, *args, **env)
 
     def join(self, name: str, link: str, *args: str, command: str = "join", **env: str) -> NodeProcess:
@@ -240,12 +240,14 @@ class Nodes:
 
 
 @contextmanager
-def nodes_in_temp() -> Iterator[Nodes]:
-    """Nodes in a new folder whose path is short enough for unix sockets."""
-    base = Path(tempfile.mkdtemp(prefix="ts-"))
+def nodes_in_temp(name: str = "") -> Iterator[Nodes]:
+    """Nodes in a new folder (or in one of this name in it) whose path is short enough for unix sockets."""
+    top = Path(tempfile.mkdtemp(prefix="ts-"))
+    base = top / name
+    base.mkdir(exist_ok=True)
     nodes = Nodes(base)
     try:
         yield nodes
     finally:
         nodes.close()
-        shutil.rmtree(base, ignore_errors=True)
+        shutil.rmtree(top, ignore_errors=True)

@@ -119,7 +119,7 @@ def test_kill_9_of_the_worker_costs_a_restart_and_no_membership(nodes: Nodes, wa
     assert unseen == 0
     assert node.p2pd == other
     assert [event["text"] for event in node.events("notice")] == [
-        "the worker ended (signal 9 ended the worker); a new one starts in 1 s"
+        "signal 9 ended the worker: a new one starts in 1 s"
     ]
     assert end(node, signal.SIGTERM) == 0
 

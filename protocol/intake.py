@@ -5,13 +5,15 @@ from __future__ import annotations
 from tscale.protocol.errors import RefuseFrame
 from tscale.protocol.kinds import is_announcement, is_manifest, is_snapshot
 from tscale.protocol.messages import ChainReply, Envelope, GetChain
-from tscale.protocol.records import Announcement, Manifest, Record, SignedRecord
+from tscale.protocol.records import Announcement, Manifest, Record, SignedRecord, SnapshotRecord
 from tscale.protocol.spread import Spread
 from tscale.protocol.sync import Sync
 from tscale.protocol.view import View
 
 KEEP_ROUNDS = 3
 FLOOR_GAP_ROUNDS = 64
+MAX_OFFERS = 1024
+MAX_OFFERS_PER_PEER = 16
 
 
 class Intake:
@@ -34,11 +36,19 @@ class Intake:
         if is_announcement(signed):
             return self._take_announcement(signed, source)
         if is_snapshot(signed):
-            if signed.record.round < self.sync.oldest_snapshot_round:
-                return False
-            self.sync.offer(signed)
-            return True
+            return self._take_offer(signed)
         return is_manifest(signed) and self._take_manifest(signed, source)
+
+    def _take_offer(self, signed: SignedRecord[SnapshotRecord]) -> bool:
+        """A few of each author, of rounds of this time: offers are kept as long as their rounds are."""
+        offers = self.sync.snapshots.offers
+        newest = self.view.times.round_at(self.view.swarm_now) + 1
+        if not self.sync.oldest_snapshot_round <= signed.record.round <= newest or len(offers) >= MAX_OFFERS:
+            return False
+        if sum(other.public == signed.public for other in offers.values()) >= MAX_OFFERS_PER_PEER:
+            return False
+        self.sync.offer(signed)
+        return True
 
     def _take_announcement(self, signed: SignedRecord[Announcement], source: bytes) -> bool:
         view, caps, record = self.view, self.view.spec.caps, signed.record

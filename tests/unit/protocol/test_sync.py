@@ -24,6 +24,7 @@ from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
 from tscale.protocol.hashing import blob_ref, chunk_hashes, digest
 from tscale.protocol.identity import Identity
+from tscale.protocol.intake import MAX_OFFERS_PER_PEER
 from tscale.protocol.messages import BlobsReply, ChainReply, ChunkReply, GetBlobs, GetChain, GetChunk, Push
 from tscale.protocol.records import Manifest, SignedRecord, seal_record
 
@@ -289,6 +290,22 @@ def test_a_loaded_state_with_another_digest_trains_nothing() -> None:
     solo.at(solo.now + 1.0)
     assert not any(effect.on for effect in solo.take(fx.SetTraining))
     assert "snapshot_wrong" in [notice.event for notice in solo.take(fx.Notice)]
+
+
+def test_a_flood_of_offers_is_bounded() -> None:
+    """Per author, and to rounds that have been."""
+    solo = joining(20.1)
+    made = chain_of(20)
+    for signed in made:
+        solo.ask(ALICE, Push((signed.bytes,)))
+    offers = solo.machine.sync.snapshots.offers
+    for number in range(40):
+        solo.ask(BOB, Push((snapshot_record(BOB, made[16], b"%d" % number).bytes,)))
+    future = replace(snapshot_record(CAROL, made[16], b"x").record, round=10**9)
+    solo.ask(CAROL, Push((seal_record(CAROL, future).bytes,)))
+    assert len(offers) == MAX_OFFERS_PER_PEER
+    solo.ask(ALICE, Push((snapshot_record(ALICE, made[16], b"y").bytes,)))
+    assert len(offers) == MAX_OFFERS_PER_PEER + 1
 
 
 def test_every_few_rounds_a_snapshot_is_written_and_offered() -> None:

@@ -20,6 +20,8 @@ import psutil
 
 from tscale.node.demo_report import compare_rounds, read_rounds, settled
 from tscale.node.specs import shipped_book_path
+from tscale.node.statedir import read_identity
+from tscale.protocol.errors import BadInput
 
 WAIT_S = 120.0
 """A safety net for a busy machine, not a measurement."""
@@ -81,7 +83,11 @@ class NodeProcess:
 
     @property
     def peer_id(self) -> str:
-        return str(self.status["node"]["peer_id"])
+        """Of the key in its folder; empty before there is one."""
+        try:
+            return read_identity(self.folder / "identity.key").peer_id
+        except (ValueError, OSError, BadInput):
+            return ""
 
     @property
     def last_round(self) -> int:

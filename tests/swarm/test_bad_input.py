@@ -10,14 +10,12 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.node_processes import NodeProcess, Nodes, nodes_in_temp
 from tscale.node.checkpoint import load_checkpoint
 from tscale.protocol.addrs import parse_addr
-from tscale.protocol.identity import peer_id
 from tscale.protocol.links import parse_link
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -183,11 +181,5 @@ def test_files_of_a_node_that_someone_spoilt(nodes: Nodes, creator: NodeProcess)
         folder.chmod(0o700)
     node = nodes.create("creator")
     nodes.wait_for(lambda: node.activity == "alone", "training", node)
-    assert node.peer_id == peer_id_of(folder)
+    assert node.status["node"]["peer_id"] == node.peer_id
     stop(node)
-
-
-def peer_id_of(folder: Path) -> str:
-    from tscale.node.statedir import read_identity
-
-    return peer_id(read_identity(folder / "identity.key").public)

@@ -7,6 +7,7 @@ import pytest
 from tests.helpers.message_samples import sample_messages
 from tests.helpers.solo import DATA, GENESIS, SPEC, T0, Solo, announce, blob_of, manifest, other, peer_record
 from tscale.protocol import effects as fx
+from tscale.protocol.canonical import pack
 from tscale.protocol.hashing import blob_ref, chunk_hashes
 from tscale.protocol.messages import (
     Ack,
@@ -142,6 +143,12 @@ def test_malformed_frames_are_answered_with_the_reason_and_counted(solo: Solo) -
     assert reply == Refused("a frame's header is longer than the frame")
     assert solo.machine.view.members.contacts[ALICE.public].strikes == 1
     assert solo.ask(ALICE, GetSpec()) == SpecReply(SPEC.to_bytes())
+
+
+def test_a_peer_of_another_version_is_told_so(solo: Solo) -> None:
+    head = pack((2, "whatever version 2 says", {"here": True}))
+    reply = solo.answer(ALICE.public, len(head).to_bytes(4, "little") + head).message
+    assert reply == Refused("wire version 2 is not spoken here, only 1")
 
 
 def test_a_record_with_a_wrong_signature_counts_against_who_brought_it(solo: Solo) -> None:

@@ -261,6 +261,9 @@ def tree() -> list[SignedRecord[Manifest]]:
     return made
 
 
+TREE = tree()
+
+
 def insert_in_any_order(manifests: list[SignedRecord[Manifest]]) -> Chain:
     """Those whose parent is not there yet come again, as gossip would bring them."""
     chain, waiting = Chain(SPEC), list(manifests)
@@ -272,28 +275,28 @@ def insert_in_any_order(manifests: list[SignedRecord[Manifest]]) -> Chain:
 
 
 @FIXED
-@given(st.permutations(tree()))
+@given(st.permutations(TREE))
 def test_the_head_does_not_depend_on_the_order_of_arrival(manifests: list[SignedRecord[Manifest]]) -> None:
-    expected = insert_in_any_order(tree()).best().digest
+    expected = insert_in_any_order(TREE).best().digest
     chain = insert_in_any_order(manifests)
     assert chain.best().digest == expected
     assert len(chain.links) == len(manifests) + 1
 
 
 @FIXED
-@given(st.permutations(tree()), st.sets(st.integers(0, 8), min_size=1))
+@given(st.permutations(TREE), st.sets(st.integers(0, 8), min_size=1))
 def test_with_some_unusable_it_does_not_either(manifests: list[SignedRecord[Manifest]], usable: set[int]) -> None:
-    good = {tree()[i].digest for i in usable} | {GENESIS}
+    good = {TREE[i].digest for i in usable} | {GENESIS}
 
     def is_usable(link: Link) -> bool:
         return link.digest in good
 
-    assert insert_in_any_order(manifests).best(is_usable).digest == insert_in_any_order(tree()).best(is_usable).digest
+    assert insert_in_any_order(manifests).best(is_usable).digest == insert_in_any_order(TREE).best(is_usable).digest
 
 
 def test_what_is_behind_a_branch_counts_not_its_own_tokens() -> None:
     """BOB's 900 tokens with 120 behind them lose against ALICE's 100 with 450 behind."""
-    chain = insert_in_any_order(tree())
+    chain = insert_in_any_order(TREE)
     assert [link.signed and link.signed.record.total_tokens for link in chain.path(chain.root, chain.best()) or []] == [
         100,
         300,
@@ -324,7 +327,7 @@ def test_contributors_of_the_parent_come_first_among_candidates() -> None:
 
 
 def test_an_invalid_manifest_takes_its_descendants_with_it() -> None:
-    chain = insert_in_any_order(tree())
+    chain = insert_in_any_order(TREE)
     before = chain.best()
     top = before.parent and before.parent.parent
     assert top is not None

@@ -90,10 +90,10 @@ def test_gossip_swaps_what_each_side_lacks() -> None:
 def test_what_a_peer_can_serve_is_remembered_up_to_a_limit() -> None:
     solo = Solo().boot().meet(ALICE)
     wanted = announce(CAROL, 0).record.blob.root
+    solo.ask(CAROL, Push((announce(CAROL, 0).bytes,)))
     solo.ask(ALICE, Gossip(b"", bytes(8 * 8000) + wanted[:8]))
     kept = solo.machine.view.members.contacts[ALICE.public].have
     assert len(kept) == 8 * MAX_HAVE_IDS and kept.endswith(wanted[:8])
-    solo.ask(CAROL, Push((announce(CAROL, 0).bytes,)))
     assert ALICE.public in solo.machine.view.transfers.wants[wanted].holders
 
 

@@ -339,6 +339,7 @@ def test_a_peer_whose_state_differs_from_the_majority_stops_contributing() -> No
     solo.effects.clear()
     for who in (ALICE, BOB, CAROL):
         solo.ask(who, Push((announce(who, 1, first.digest).bytes,)))
+    solo.at(solo.now + 0.4)
     assert solo.take(fx.SetTraining)[-1] == fx.SetTraining(False, "repairing the state")
     solo.at(T0 + 2 * LENGTH_S + 1.0)
     assert solo.take(fx.MakeContribution) == []

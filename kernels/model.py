@@ -48,8 +48,8 @@ class TscaleModel(torch.nn.Module):
             self.register_parameter(spec.name.replace(".", "_"), torch.nn.Parameter(view))
         self._weights = dict(zip((spec.name for spec in self.layout.tensors), self.parameters(), strict=True))
         self._pairing = combine_pairing(cfg.combine)
-        self._rope_tables: dict[int, RopeTable] = {}
-        self._biases: dict[tuple[int, LayerReach], torch.Tensor | None] = {}
+        self._rope_table = rope_table(cfg.head_dim, 2)
+        self._biases: dict[LayerReach, tuple[SlotBias, torch.Tensor | None]] = {}
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         if flat.dtype != torch.float32 or flat.shape != (self.layout.numel,):
@@ -101,8 +101,8 @@ class TscaleModel(torch.nn.Module):
         # keys and values of slot j belong to token j-1; slot 0 is the virtual entry (kernels/attention.py)
         before_DM = shifted(z_DM, shape[1])
         # N is free of scale, so of these products only K needs its 1/sqrt(D), and that goes into the score's scale
-        q, c = group_norm(self._weight("qc", index) @ z_DM, cfg.head_dim).split(cfg.projection_width)
-        k, v = (self._weight("kv", index) @ before_DM).split(cfg.projection_width)
+        q, c = group_norm(torch.mm(self._weight("qc", index), z_DM), cfg.head_dim).split(cfg.projection_width)
+        k, v = torch.mm(self._weight("kv", index), before_DM).split(cfg.projection_width)
         qkv = (q, k, group_norm(v, cfg.head_dim))
         look = self._look_at_previous if reach.window == 1 else self._look_back
         a_HQM = look(qkv, shape, reach, doc_start_BT)
@@ -153,18 +153,21 @@ class TscaleModel(torch.nn.Module):
         return transposed(out.reshape(-1, cfg.projection_width))
 
     def _kept_bias(self, bias: SlotBias) -> torch.Tensor | None:
-        key = (bias.positions, bias.reach)
-        if key not in self._biases:
-            self._biases[key] = bias.band() if bias.banded else bias.square()
-        return self._biases[key]
+        """The bias tensor, kept for as long as the length of the sequences stays the same."""
+        kept = self._biases.get(bias.reach)
+        if kept is None or kept[0] != bias:
+            kept = (bias, bias.band() if bias.banded else bias.square())
+            self._biases[bias.reach] = kept
+        return kept[1]
 
     def _table(self, positions: int) -> RopeTable:
-        if positions not in self._rope_tables:
-            self._rope_tables[positions] = rope_table(self.cfg.head_dim, positions)
-        return self._rope_tables[positions]
+        if self._rope_table[0].shape[-1] < positions:
+            self._rope_table = rope_table(self.cfg.head_dim, positions)
+        cos, sin = self._rope_table
+        return cos[..., :positions], sin[..., :positions]
 
     def _feed_forward(self, state_DM: torch.Tensor, index: int) -> torch.Tensor:
-        hidden = self._weight("expand", index) @ group_norm(state_DM, self.cfg.head_dim)
+        hidden = torch.mm(self._weight("expand", index), group_norm(state_DM, self.cfg.head_dim))
         hidden = torch.relu(group_norm(hidden, self.cfg.head_dim))
         scale = self.cfg.relu_width**-0.5
         return torch.addmm(state_DM, self._weight("contract", index) * scale, hidden)

@@ -182,8 +182,10 @@ def _judged(facts: DemoFacts) -> dict[str, dict[int, FoldLine]]:
 
 
 def _missing_folds(facts: DemoFacts, rounds: Mapping[str, Mapping[int, FoldLine]]) -> Iterable[str]:
-    for name in (*facts.live, *([facts.killed] if facts.killed is not None else [])):
-        if not rounds.get(name):
+    if facts.killed is not None and not facts.rounds[facts.killed]:
+        yield f"{facts.killed} folded no round"
+    for name in facts.live:
+        if not rounds[name]:
             yield f"{name} folded no round"
     for name in facts.live:
         last = max(rounds[name], default=facts.judged_round)

@@ -151,11 +151,12 @@ def ready_lines(link: str, addrs: list[str]) -> list[str]:
 def live_line(snapshot: StatusSnapshot, now_unix_s: float) -> str:
     """The live line: round, time left, activity, speed, losses, peers, traffic."""
     training, transfer = snapshot.training, snapshot.transfer
+    heldout = "" if training.loss_heldout is None else f", held-out {show_loss(training.loss_heldout)}"
     parts = [
-        f"round {snapshot.round.number} ({show_seconds(max(0.0, snapshot.round.ends_unix_s - now_unix_s))} left)",
+        f"round {snapshot.round.number}, {show_seconds(max(0.0, snapshot.round.ends_unix_s - now_unix_s))} left",
         snapshot.activity,
         f"{training.tokens_per_s:,.0f} tokens/s",
-        f"loss {show_loss(training.loss_train)} (held-out {show_loss(training.loss_heldout)})",
+        f"loss {show_loss(training.loss_train)}{heldout}",
         f"peers {count_alive(snapshot)}",
         f"up {show_bytes(transfer.up_bps / 8)}/s down {show_bytes(transfer.down_bps / 8)}/s",
     ]

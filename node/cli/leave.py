@@ -55,11 +55,15 @@ def leave(
 def wait_until_free(state: StateDir, timeout_s: float) -> None:
     """Wait for the node's lock. Raises StopNode when the node does not end in time."""
     deadline = time.monotonic() + timeout_s
-    while is_running(state):
-        if time.monotonic() > deadline:
-            (state.path / LEAVE_REQUEST).unlink(missing_ok=True)
-            raise StopNode(f"the node in {state.path} did not end within {timeout_s:.0f} s: see its log in {state.log}")
-        time.sleep(_POLL_S)
+    try:
+        while is_running(state):
+            if time.monotonic() > deadline:
+                raise StopNode(
+                    f"the node in {state.path} did not end within {timeout_s:.0f} s: see its log in {state.log}"
+                )
+            time.sleep(_POLL_S)
+    finally:
+        (state.path / LEAVE_REQUEST).unlink(missing_ok=True)
 
 
 def _confirm(states: list[StateDir]) -> None:

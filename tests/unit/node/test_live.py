@@ -61,13 +61,17 @@ def snapshot(folded_round: int = 11, activity: str = "training", reason: str = "
 def test_live_line_has_round_time_speed_losses_peers_and_traffic_in_bytes() -> None:
     line = live_line(snapshot(), now_unix_s=1002.0)
     assert line == (
-        "round 12 (2s left) · training · 8,123 tokens/s · loss 2.113 (held-out -) · peers 3 · "
-        "up 12.0 kB/s down 34.0 kB/s"
+        "round 12, 2s left · training · 8,123 tokens/s · loss 2.113 · peers 3 · up 12.0 kB/s down 34.0 kB/s"
     )
 
 
+def test_live_line_has_the_heldout_loss_once_there_is_one() -> None:
+    evaluated = dataclasses.replace(snapshot(), training=dataclasses.replace(snapshot().training, loss_heldout=2.2))
+    assert "· loss 2.113, held-out 2.200 ·" in live_line(evaluated, now_unix_s=1002.0)
+
+
 def test_time_left_is_never_negative() -> None:
-    assert "(0s left)" in live_line(snapshot(), now_unix_s=2000.0)
+    assert ", 0s left" in live_line(snapshot(), now_unix_s=2000.0)
 
 
 def test_round_line_says_what_the_contribution_cost() -> None:
@@ -123,7 +127,7 @@ def test_terminal_line_is_cut_to_the_width() -> None:
     out = io.StringIO()
     with TerminalDisplay(Console(file=out, force_terminal=True, width=30), clock=lambda: 1002.0) as display:
         display.on_status(snapshot())
-    assert "round 12 (2s left) · training" in out.getvalue()
+    assert "round 12, 2s left · training" in out.getvalue()
     assert "tokens/s" not in out.getvalue()
 
 

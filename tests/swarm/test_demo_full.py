@@ -24,7 +24,7 @@ def test_demo_holds_everything_it_claims() -> None:
     assert report["failures"] == []
     assert done.returncode == 0
     assert report["digests_equal"] is True
-    assert report["digests_compared"] >= 2 * (report["rounds"] - 5)
+    assert report["digests_compared"] >= report["rounds"] - 5
     assert report["loss_last"] <= 0.55 * report["loss_first"]
     assert report["peers_max"] >= 4
     assert 0.0 < report["bits_per_parameter"] < 1.0

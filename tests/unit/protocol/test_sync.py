@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-import pytest
 
 from tests.helpers.solo import (
     GENESIS,
@@ -343,53 +340,6 @@ def test_a_peer_whose_state_differs_from_the_majority_stops_contributing() -> No
     assert solo.take(fx.SetTraining)[-1] == fx.SetTraining(False, "repairing the state")
     solo.at(T0 + 2 * LENGTH_S + 1.0)
     assert solo.take(fx.MakeContribution) == []
-
-
-# -- hostile chains ---------------------------------------------------------------------------------------------------
-
-
-def ask_of(solo: Solo) -> Any:
-    """Make the machine ask BOB for his chain."""
-    stray = manifest(BOB, 1, [announce(BOB, 1, digest("test", b"?"))], digest("test", b"?"), before=10**6)
-    solo.ask(BOB, Push((stray.bytes,)))
-    found = [request for request, message in solo.requests() if isinstance(message, GetChain)]
-    assert [request.peer for request in found] == [BOB.public]
-    return found[0]
-
-
-def floor(tokens: int) -> Signed:
-    """A manifest out of nowhere that claims a long history."""
-    parent = digest("test", b"nowhere")
-    part = announce(BOB, 1, parent)
-    return manifest(BOB, 1, [part], parent, total_tokens=tokens)
-
-
-def test_a_peer_that_follows_a_chain_takes_no_other_ones_floor() -> None:
-    """Nobody can check what lies below it."""
-    solo = joining(2.1).meet(BOB)
-    (first,) = chain_of(1)
-    solo.ask(ALICE, Push((first.bytes,)))
-    serve_blobs(solo, ALICE)
-    solo.fold()
-    bad = floor(10**7)
-    solo.reply(ask_of(solo), ChainReply((bad.bytes,), True))
-    assert solo.machine.view.chain.get(bad.digest) is None
-    assert solo.machine.view.chain.best().digest == first.digest
-
-
-def test_a_newcomer_takes_a_floor_but_not_an_impossible_one() -> None:
-    for tokens, taken in ((10**7, True), ((1 << 53) - 1, False)):
-        solo = joining(2.1).meet(BOB)
-        claimed = floor(tokens)
-        solo.reply(ask_of(solo), ChainReply((claimed.bytes,), True))
-        assert (solo.machine.view.chain.get(claimed.digest) is not None) == taken
-
-
-@pytest.mark.parametrize("junk", [b"", b"\x94", announce(BOB, 0).bytes])
-def test_a_chain_with_something_else_in_it_counts_against_its_sender(junk: bytes) -> None:
-    solo = joining(2.1).meet(BOB)
-    solo.reply(ask_of(solo), ChainReply((junk,), False))
-    assert solo.machine.view.members.contacts[BOB.public].strikes == 1
 
 
 # -- seeds ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ ROOMS := kernels protocol node dashboard
 # one thread a process: two OpenMP threads on a busy 2-core machine are ten times slower
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast check format types imports bench-codec clean
+.PHONY: help demo test test-fast check format types imports bench-codec bench-convergence-quick bench-convergence clean
 .DELETE_ON_ERROR:
 
 help:
@@ -15,6 +15,8 @@ help:
 	@echo "make test-fast    the unit and simulation tests without the slow ones"
 	@echo "make check        format, ruff, mypy and the import contracts"
 	@echo "make bench-codec  speed and size of the delta codec"
+	@echo "make bench-convergence-quick  a swarm's learning beside dense training: 8 runs, 5 minutes on two free cores"
+	@echo "make bench-convergence        all questions of docs/results/convergence.md at 0.2M and 0.9M parameters: many hours"
 	@echo "make clean        remove .venv and build"
 
 # torch first: the exact version that the tests use. The stamp makes a changed pyproject.toml install again.
@@ -58,6 +60,14 @@ test-fast: $(STAMP)
 
 bench-codec: $(STAMP)
 	$(BIN)/tscale-node bench codec --json
+
+bench-convergence-quick: $(STAMP)
+	$(BIN)/python -m tests.bench.convergence quick --results tests/bench/out/convergence-quick
+
+# stops and goes on where it was
+bench-convergence: $(STAMP)
+	$(BIN)/python -m tests.bench.convergence demo --page docs/results/convergence.md
+	$(BIN)/python -m tests.bench.convergence tiny
 
 clean:
 	rm -rf .venv build

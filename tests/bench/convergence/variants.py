@@ -1,0 +1,191 @@
+"""The questions of the lab and the variants that answer them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tests.bench.convergence.variant import DENSE, Density, Variant
+
+
+@dataclass(frozen=True)
+class Question:
+    """A part of the table. Losses are compared with that of the variant named `against`, seed by seed."""
+
+    title: str
+    against: str
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...] = (1,)
+
+    @property
+    def runs(self) -> tuple[Variant, ...]:
+        """Every variant with every seed."""
+        return tuple(variant.seeded(seed) for seed in self.seeds for variant in self.variants)
+
+
+def sparse(part: int, gain: float = 2.0) -> tuple[Density, ...]:
+    """1/part of the values, two bits each."""
+    return (Density(DENSE // part, 2, gain),)
+
+
+DENSE32 = (Density(DENSE, 32, 1.0),)
+DENSE2 = (Density(DENSE, 2, 1.0),)
+TOKENS = 1_228_800
+NESTEROV = {"eta": 0.7, "mu": 0.6}
+
+
+def peers(count: int, steps: int = 10) -> tuple[int, ...]:
+    """Equal step counts."""
+    return (steps,) * count
+
+
+BASE = Variant("1/64, gain 2, local residual", densities=sparse(64))
+SIXTEENTH = replace(BASE, name="1/16, gain 2, local residual", densities=sparse(16))
+DENSE_MULOCO = Variant("dense float32, Nesterov 0.7/0.6", densities=DENSE32, **NESTEROV)
+ALONE = Variant("one peer alone, same time", peers(1), DENSE32, tokens=TOKENS // 4)
+DATA_PARALLEL = Variant("data-parallel Muon", method="data-parallel", densities=DENSE32)
+
+KEY = (
+    DENSE_MULOCO,
+    DATA_PARALLEL,
+    replace(DENSE_MULOCO, name="dense 2-bit, Nesterov 0.7/0.6", densities=DENSE2),
+    BASE,
+    replace(BASE, name="1/64, gain 2, restart at the anchor", rho=0.0),
+    replace(BASE, name="1/64, gain 2, no error feedback", error_feedback=False),
+    SIXTEENTH,
+    ALONE,
+)
+
+
+def key_question(seeds: tuple[int, ...]) -> Question:
+    """The row that decides whether the product's promise holds."""
+    return Question("The promise: dense, compressed, alone", DENSE_MULOCO.name, KEY, seeds)
+
+
+def decisive(size: Variant, seeds: tuple[int, ...]) -> tuple[Question, ...]:
+    """The questions that decide the defaults, with `size`'s model, tokens and corpus, most urgent first."""
+    questions = (
+        key_question(seeds),
+        Question("Data-parallel Muon and other methods", DENSE_MULOCO.name, (DENSE_MULOCO, *_others()), seeds),
+        Question("Local residual and error feedback at 1/16", SIXTEENTH.name, _sixteenths(), seeds),
+        Question("Gain and outer momentum", BASE.name, _gains(), seeds),
+        Question("Losses and late contributions", SIXTEENTH.name, _losses(), seeds),
+        Question("Overlapped rounds: when the fold arrives", SIXTEENTH.name, _overlaps(), seeds),
+        Question("Uneven steps, mixed densities, joining", SIXTEENTH.name, _uneven(), seeds),
+        Question("More densities", DENSE_MULOCO.name, _densities(), seeds),
+        Question("How many peers", DENSE_MULOCO.name, _counts(), seeds),
+        Question("Residual decay", SIXTEENTH.name, _decays(), seeds),
+        Question("What a kept value travels as", SIXTEENTH.name, _values(), seeds),
+    )
+    return tuple(replace(q, variants=tuple(_sized(v, size) for v in q.variants)) for q in questions)
+
+
+def _sized(variant: Variant, size: Variant) -> Variant:
+    """`variant` with the model, the corpus and the number of tokens of `size`; shares of the tokens stay shares."""
+    tokens = size.tokens * variant.tokens // TOKENS
+    return replace(variant, preset=size.preset, corpus=size.corpus, tokens=tokens)
+
+
+def _others() -> tuple[Variant, ...]:
+    adamw = Variant("dense DiLoCo: AdamW, Nesterov 0.7/0.9", densities=DENSE32, inner="adamw", eta=0.7, mu=0.9)
+    sparseloco = Variant("SparseLoCo's rule, 1/32, AdamW", densities=sparse(32, 1.0), method="sparseloco", rho=0.0)
+    return (
+        *(replace(DATA_PARALLEL, name=f"data-parallel Muon, rates x {x}", **_rates(x)) for x in (0.5, 2)),
+        *(replace(adamw, name=f"{adamw.name}, rate {rate}", lr_adam=rate) for rate in (0.01, 0.03)),
+        replace(adamw, name="dense DiLoCo: AdamW, Nesterov 0.7/0.6, rate 0.01", mu=0.6, lr_adam=0.01),
+        replace(sparseloco, name="SparseLoCo's rule, 1/32, inner Muon"),
+        replace(sparseloco, name="SparseLoCo's rule, 1/64, inner Muon", densities=sparse(64, 1.0)),
+        replace(sparseloco, inner="adamw", lr_adam=0.01),
+        replace(BASE, name="1/32, gain 2, local residual", densities=sparse(32)),
+    )
+
+
+def _rates(times: float) -> dict[str, float]:
+    return {"lr_muon": 0.07 * times, "lr_adam": 0.03 * times}
+
+
+def _sixteenths() -> tuple[Variant, ...]:
+    return (
+        SIXTEENTH,
+        replace(SIXTEENTH, name="1/16, gain 2, restart at the anchor", rho=0.0),
+        replace(SIXTEENTH, name="1/16, gain 2, local residual whole", rho=1.0),
+        replace(SIXTEENTH, name="1/16, gain 2, no error feedback", error_feedback=False),
+        replace(SIXTEENTH, name="1/16, Nesterov 0.7/0.6, local residual", densities=sparse(16, 1.0), **NESTEROV),
+        replace(BASE, name="1/64, gain 2, local residual whole", rho=1.0),
+    )
+
+
+def _gains() -> tuple[Variant, ...]:
+    return (
+        BASE,
+        *(replace(BASE, name=f"1/64, gain {g}, local residual", densities=sparse(64, g)) for g in (1.0, 1.5, 3.0)),
+        replace(BASE, name="1/64, Nesterov 0.7/0.6, local residual", densities=sparse(64, 1.0), **NESTEROV),
+        *(replace(SIXTEENTH, name=f"1/16, gain {g}, local residual", densities=sparse(16, g)) for g in (1.0, 1.5)),
+        *(
+            replace(DENSE_MULOCO, name=f"dense float32, gain {g}", densities=(Density(DENSE, 32, g),), eta=1.0, mu=0.0)
+            for g in (1.0, 1.5)
+        ),
+        replace(DENSE_MULOCO, name="dense float32, Nesterov 0.9/0.8", eta=0.9, mu=0.8),
+    )
+
+
+def _losses() -> tuple[Variant, ...]:
+    lost = replace(SIXTEENTH, lost=0.3)
+    return (
+        SIXTEENTH,
+        *(replace(lost, name=f"1/16, 30 % lost: {late}", late=late) for late in ("let-go", "fold-next", "put-back")),
+        replace(DENSE_MULOCO, name="dense float32, 30 % lost: let-go", lost=0.3),
+        DENSE_MULOCO,
+    )
+
+
+def _overlaps() -> tuple[Variant, ...]:
+    shares = (0.1, 0.3, 0.5, 0.9)
+    return (
+        SIXTEENTH,
+        *(replace(SIXTEENTH, name=f"1/16, the fold at {100 * s:.0f} % of the round", overlap=s) for s in shares),
+        replace(DENSE_MULOCO, name="dense float32, the fold at 30 % of the round", overlap=0.3),
+    )
+
+
+def _uneven() -> tuple[Variant, ...]:
+    mixed = tuple(Density(kept, 2, 2.0) for kept in (64, 64, 256, 512))
+    return (
+        SIXTEENTH,
+        replace(SIXTEENTH, name="1/16, steps 16, 12, 8, 4", steps=(16, 12, 8, 4)),
+        replace(SIXTEENTH, name="two peers send 1/64, one 1/16, one 1/8", densities=mixed),
+        replace(SIXTEENTH, name="1/16, a peer joins after half of the rounds", joins=(30,)),
+    )
+
+
+def _densities() -> tuple[Variant, ...]:
+    return (
+        DENSE_MULOCO,
+        *(replace(BASE, name=f"1/{p}, gain 1.5, local residual", densities=sparse(p, 1.5)) for p in (32, 8, 4)),
+        replace(DENSE_MULOCO, name="dense 2-bit, gain 1", densities=DENSE2, eta=1.0, mu=0.0),
+        replace(DENSE_MULOCO, name="dense 2-bit, no error feedback", densities=DENSE2, error_feedback=False),
+    )
+
+
+def _counts() -> tuple[Variant, ...]:
+    counts = (1, 2, 8, 16)
+    swarms = [(f"{k} peers, 1/16", replace(SIXTEENTH, steps=peers(k))) for k in counts]
+    dense = [(f"{k} peers, dense, Nesterov 0.7/0.6", replace(DENSE_MULOCO, steps=peers(k))) for k in counts]
+    return (DENSE_MULOCO, SIXTEENTH, *(replace(variant, name=name) for name, variant in [*swarms, *dense]))
+
+
+def _decays() -> tuple[Variant, ...]:
+    return (SIXTEENTH, *(replace(SIXTEENTH, name=f"1/16, residual decay {b}", beta=b) for b in (0.9, 1.0)))
+
+
+def _values() -> tuple[Variant, ...]:
+    return (
+        SIXTEENTH,
+        replace(SIXTEENTH, name="1/16, one magnitude", values="one-magnitude"),
+        replace(SIXTEENTH, name="1/16, float32 values", values="float32"),
+    )
+
+
+QUICK = (key_question((1,)),)
+FIRST = decisive(BASE, (1, 2, 3))
+FULL = decisive(replace(BASE, preset="tiny", tokens=8_192_000), (1, 2, 3))
+LISTS = {"quick": QUICK, "demo": FIRST, "tiny": FULL}

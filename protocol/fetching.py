@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from tscale.protocol.effects import ChunkSource, DatasetReady, StoreChunk
 from tscale.protocol.errors import RefuseFrame
@@ -25,6 +26,7 @@ from tscale.protocol.transfer import Ask
 from tscale.protocol.view import View
 
 PUSH_PEERS = 2
+MAX_GUESSES = 8  # wants in one go
 
 
 class Fetching:
@@ -36,6 +38,7 @@ class Fetching:
         self.on_whole = on_whole
         self.on_hashes: Callable[[bytes], None] = lambda root: None
         self._dataset_told = False
+        self._guess_at = 0.0
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -46,14 +49,27 @@ class Fetching:
             return
         view.fetch_due = False
         if view.transfers.wants:
+            self._guess_holders()
             for ask in view.transfers.schedule(view.dice, view.now, self._can_ask):
                 self._ask(ask)
+
+    def _guess_holders(self) -> None:
+        """A want whose known holders don't answer is asked of any living peer: most have it soon after a close."""
+        view, patience_s = self.view, self.view.transfers.patience_s
+        if view.now < self._guess_at:
+            return
+        self._guess_at = view.now + 0.25 * patience_s
+        stuck = (w for w in view.transfers.wants.values() if w.is_stuck(view.now, patience_s, self._can_ask))
+        for want in islice(stuck, MAX_GUESSES):
+            want.holders.update(view.members.push_targets(view.dice, view.now, 1))
 
     def _can_ask(self, peer: bytes) -> int:
         """2 for a peer that answers, 1 for one that has been silent, 0 for one to leave alone for now."""
         contact = self.view.members.contacts.get(peer)
         if contact is None or contact.retry_unix_s > self.view.now:
             return 0
+        if not self.view.members.is_ready(contact, self.view.now):
+            return 1
         return 2 if self.view.members.is_alive(contact, self.view.swarm_now) else 1
 
     def _ask(self, ask: Ask) -> None:
@@ -120,7 +136,6 @@ class Fetching:
             return False
         self.view.emit(StoreChunk(transfers.wants[root].blob, index, data))
         if transfers.took_chunk(root, index, self.view.now):
-            self.view.dirty = True
             self.on_whole(root)
         return True
 

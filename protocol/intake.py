@@ -32,9 +32,9 @@ class Intake:
 
     def take(self, signed: SignedRecord[Record], source: bytes) -> bool:
         """Take in a new announcement, manifest or snapshot record. True when it is to be passed on."""
-        self.view.dirty = True
         if is_announcement(signed):
             return self._take_announcement(signed, source)
+        self.view.dirty = True
         if is_snapshot(signed):
             return self._take_offer(signed)
         return is_manifest(signed) and self._take_manifest(signed, source)
@@ -61,7 +61,7 @@ class Intake:
             return False
         if not view.pool.add(signed):
             return False
-        view.want(record.blob, "contribution", signed.public)
+        view.want(record.blob, "contribution", signed.public, is_new=True)
         if view.chain.get(record.base) is None:
             self.ask_chain(source)  # its author follows a manifest that is not known here
         self.sync.check_head(signed)

@@ -10,6 +10,7 @@ from tscale.protocol.records import PeerRecord, SignedRecord
 MAX_CONTACTS = 4096
 STALE_CHANCE = 0.15  # share of gossip that goes to silent peers and to bootstrap contacts, so that partitions heal
 FORGET_AFTER_S = 86400.0
+SUSPECT_HEARTBEATS = 0.2  # how long a peer may owe an answer before others are asked instead
 ALIVE_HEARTBEATS = 2.5  # without a word for so long, a peer counts as gone
 
 
@@ -24,6 +25,7 @@ class Contact:
     heard_unix_s: float = 0.0
     failures: int = 0
     retry_unix_s: float = 0.0
+    asked_s: float = 0.0  # local time of the oldest request it has not answered, 0 when there is none
     bootstrap: bool = False
     strikes: int = 0
     have: bytes = b""  # short ids of the blobs it can serve, one after the other
@@ -85,13 +87,14 @@ class Membership:
         """A direct word from a peer: it is reachable and alive."""
         contact = self.contacts.get(public)
         if contact is not None:
-            contact.heard_unix_s, contact.failures, contact.retry_unix_s = now, 0, 0.0
+            contact.heard_unix_s, contact.failures, contact.retry_unix_s, contact.asked_s = now, 0, 0.0, 0.0
 
     def failed(self, public: bytes, now: float) -> None:
         """A request to a peer came to nothing: back off from it, up to half a minute."""
         contact = self.contacts.get(public)
         if contact is not None:
             contact.failures = min(contact.failures + 1, 10)
+            contact.asked_s = 0.0
             contact.retry_unix_s = now + min(self.heartbeat_s * 0.25 * 2**contact.failures, 30.0)
 
     def is_alive(self, contact: Contact, now: float) -> bool:
@@ -100,6 +103,18 @@ class Membership:
         if record is None or record.leaving:
             return False
         return max(record.issued_unix_s, contact.heard_unix_s) > now - ALIVE_HEARTBEATS * self.heartbeat_s
+
+    def asked(self, public: bytes, now: float) -> None:
+        """A request goes out to a peer."""
+        contact = self.contacts.get(public)
+        if contact is not None and contact.asked_s == 0.0:
+            contact.asked_s = now
+
+    def is_ready(self, contact: Contact, now: float) -> bool:
+        """Whether a peer may be talked to: it did not fail just now, and does not owe an answer for long."""
+        if contact.retry_unix_s > now:
+            return False
+        return contact.asked_s == 0.0 or now - contact.asked_s <= SUSPECT_HEARTBEATS * self.heartbeat_s
 
     def version(self, now: float) -> int:
         """Changes when the answer of `alive` may have changed."""
@@ -124,7 +139,7 @@ class Membership:
     def gossip_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
         """Up to `count` peers to talk to: living ones, and now and then a silent or bootstrap one."""
         alive = self.alive(now)
-        living = [c.public for c in alive if c.retry_unix_s <= now]
+        living = [c.public for c in alive if self.is_ready(c, now)]
         known = {c.public for c in alive}
         silent = [
             public
@@ -137,7 +152,7 @@ class Membership:
 
     def push_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
         """Living peers that can be dialled, for eager pushes."""
-        ready = [c.public for c in self.alive(now) if c.retry_unix_s <= now]
+        ready = [c.public for c in self.alive(now) if self.is_ready(c, now)]
         return dice.sample(ready, count)
 
     def _make_room(self, now: float) -> bool:

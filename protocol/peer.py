@@ -123,7 +123,7 @@ class PeerMachine:
         self.view.set_now(now)
         if self._started_s is None:
             self._started_s = now
-        if not isinstance(event, (Replied, RequestFailed)):
+        if not isinstance(event, (Replied, RequestFailed, BlobVerified)):
             self.view.dirty = True
         if isinstance(event, Tick):
             self.view.fetch_due = True
@@ -259,7 +259,11 @@ class PeerMachine:
         self.view.notice("no_contribution", round=event.round, reason=event.reason)
 
     def _blob_verified(self, event: BlobVerified) -> None:
+        version = self.sync.usables.version
+        awaited = self.rounds.awaits(event.root)
         self.sync.on_verified(event)
+        if awaited or not event.ok or self.sync.usables.version != version:
+            self.view.dirty = True  # a fold or a seal may go ahead; else the next tick is early enough
         arrived = self.view.pool.by_root.get(event.root)
         if arrived is not None and event.ok:
             self.rounds.note_arrival(arrived)

@@ -193,6 +193,13 @@ class Rounds:
             self._delay = (key, self._compute_delay_s(parent, round_))
         return self._delay[1]
 
+    def awaits(self, root: bytes) -> bool:
+        """Whether this blob may be the last one that the seal of the round waits for."""
+        if self._awaited is None:
+            return True
+        signed = self.view.pool.by_root.get(root)
+        return signed is not None and signed.public == self._awaited[1]
+
     def _awaits(self, parent: Link, round_: int) -> bool:
         """Whether a contribution that this peer expects is not here yet. Remembers one, so that a no is cheap."""
         view = self.view

@@ -134,6 +134,8 @@ class Spread:
         """Swap digests with a peer."""
 
         def done(env: Envelope | None, reason: str) -> None:
+            if env is None:
+                self._gossip_at = min(self._gossip_at, self.view.now)  # with another one, and soon
             if env is None or not isinstance(env.message, GossipReply):
                 return
             reply = env.message

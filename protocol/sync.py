@@ -215,7 +215,7 @@ class Sync:
         """A blob is whole: have the worker check it if it is a contribution."""
         signed = self.view.pool.by_root.get(root)
         if signed is None:
-            self.view.unchecked = True  # of a manifest ahead, or none of these
+            self.view.unchecked = self.view.dirty = True  # of a manifest ahead, a snapshot, or none of these
         elif self.head is not None and self.view.trains and root not in self.verifying:
             self.verifying.add(root)
             self.view.emit(VerifyBlob(root, signed.record.rung))

@@ -57,6 +57,13 @@ class Want:
         missing = missing or self.overdue(now, patience_s)
         return dice.choice(missing) if missing else None
 
+    def is_stuck(self, now: float, patience_s: float, can_ask: Callable[[bytes], int]) -> bool:
+        """Whether it waits for long and no known holder is likely to answer."""
+        if self.since_s > now - patience_s or (self.flying and not self.overdue(now, patience_s)):
+            return False
+        asked = {p for asks in self.flying.values() for _, p in asks}
+        return not any(p not in asked and self.resting.get(p, 0.0) <= now and can_ask(p) == 2 for p in self.holders)
+
     def is_open(self, late: float) -> bool:
         """Whether there may be something to ask for; `late` is when an ask that is out for long was made."""
         return not self.single or not self.flying or self.flying[0][-1][0] < late

@@ -108,7 +108,7 @@ class View:
             chain=Chain(config.spec),
             members=Membership(config.identity.public, pace.heartbeat_s),
             pool=Pool(),
-            transfers=Transfers(patience_s=2.0 * pace.gossip_s, spin=config.identity.public[0]),
+            transfers=Transfers(patience_s=clamp(0.5 * pace.gossip_s, 0.3, 2.0), spin=config.identity.public[0]),
             dice=Dice(config.seed),
         )
 
@@ -154,14 +154,15 @@ class View:
         """Send a request; `done(envelope, '')` or `done(None, reason)` is called in a later step."""
         self._token += 1
         self.pending[self._token] = Pending(peer, self.now, done)
+        self.members.asked(peer, self.now)
         self.emit(Request(self._token, peer, self.frame(message), self.pace.timeout_s, chunk))
 
     def holds(self, root: bytes) -> bool:
         """Whether a blob lies whole in the store."""
         return root in self.transfers.complete
 
-    def want(self, blob: BlobRef, kind: str, holder: bytes | None = None) -> None:
-        """Fetch a blob, unless it is here."""
+    def want(self, blob: BlobRef, kind: str, holder: bytes | None = None, is_new: bool = False) -> None:
+        """Fetch a blob, unless it is here. Of one that is just announced, nobody can have said yet that it has it."""
         self.kinds[blob.root] = kind
         known = blob.root in self.transfers.wants
         priority = {"snapshot": 0, "contribution": 1, "dataset": 2}[kind]
@@ -170,7 +171,7 @@ class View:
             if holder is not None and holder != self.own and holder not in want.holders:
                 want.holders.add(holder)
                 self.fetch_due = True
-            if not known:
+            if not known and not is_new:
                 self.fetch_due = True
                 short = blob.root[:8]
                 want.holders.update(c.public for c in self.members.contacts.values() if short in c.have)

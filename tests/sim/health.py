@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tests.sim.simpeer import SimPeer
 from tests.sim.world import World
-from tscale.protocol.chain import Link
+from tscale.protocol.chain import Link, candidate_order
 
 ViewOfRound = tuple[bytes, bytes]
 
@@ -84,3 +84,36 @@ def distance(world: World) -> float:
     """The median distance of the living trainers' parameters to the target of their training."""
     found = sorted(p.worker.distance() for p in world.trainers() if p.worker is not None)
     return found[len(found) // 2]
+
+
+def heads(world: World) -> set[tuple[bytes, bytes]]:
+    """The different (manifest, state digest) that the living trainers are at."""
+    found = set()
+    for peer in world.trainers():
+        head = peer.machine.sync.head
+        found.add((head.digest, peer.states.get(head.digest, b"")) if head is not None else (b"", b""))
+    return found
+
+
+def settled(world: World, round_: int) -> Health:
+    """Run until a round has settled, and look at it."""
+    world.run_until(world.close_of(round_ + 1))
+    return check(world, round_)
+
+
+def assert_agreed(world: World, round_: int) -> Link:
+    """Run until a round has settled: it was sealed, and every living trainer has folded it to the same state."""
+    seen = settled(world, round_)
+    message = f"seed {world.seed}, round {round_}: {seen}"
+    assert seen.views == 1, message
+    assert seen.folded == seen.in_step == seen.live, message
+    link = link_at(world.trainers()[0].machine.sync.head, round_)
+    assert link is not None and link.round == round_, f"{message}: not sealed"
+    return link
+
+
+def next_sealer(world: World, round_: int) -> SimPeer:
+    """The first candidate to seal a round on the head that all trainers share."""
+    parent = world.trainers()[0].machine.sync.head
+    assert parent is not None
+    return min(world.trainers(), key=lambda p: candidate_order(parent, round_, p.public))

@@ -66,6 +66,7 @@ class SimPeer:
         self.disk = disk
         self.knobs = knobs
         self.alive = True
+        self.identity = config.identity
         self.public = config.identity.public
         self.skew_s = knobs.skew_s
         self.started_s = world.now

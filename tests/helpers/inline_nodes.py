@@ -46,6 +46,7 @@ class InlineHandle:
         self._dead = asyncio.Event()
         self._reason = "the worker was not started"
         self.saves = 0
+        self.hangs = False
         self.after: Callable[[Any], None] = lambda command: None
 
     @property
@@ -80,6 +81,10 @@ class InlineHandle:
 
     async def stop(self, timeout_s: float, *, save: bool = True) -> str:
         if self.alive and save and timeout_s > 0 and self._session is not None:
+            if self.hangs:
+                await asyncio.sleep(timeout_s)
+                self.die("stopped")
+                return f"the worker did not answer Stop within {timeout_s:g} s"
             self._session.save()
             self.saves += 1
         self.die("stopped")

@@ -98,7 +98,7 @@ class NodeProcess:
 
     @property
     def folds(self) -> int:
-        """How many folds this very process has logged."""
+        """How many folds its log has, those of earlier runs included."""
         log = self.folder / "log" / "node.log"
         return log.read_text().count(" folded round=") if log.exists() else 0
 
@@ -192,8 +192,8 @@ class Nodes:
         return node
 
     def create(self, name: str, *args: str, **env: str) -> NodeProcess:
-        data = ("--name", "ours", "--data", str(self.book), "--preset", "nano", "--host", "127.0.0.1")
-        return self.start(name, "create", *data, *args, **env)
+        data = ("--name", "ours", "--data", str(self.book), "--preset", "nano", "--round-seconds", "1")
+        return self.start(name, "create", *data, "--host", "127.0.0.1", *args, **env)
 
     def join(self, name: str, link: str, *args: str, command: str = "join", **env: str) -> NodeProcess:
         return self.start(name, command, "--swarm", link, "--host", "127.0.0.1", *args, **env)

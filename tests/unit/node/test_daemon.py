@@ -172,6 +172,18 @@ def test_the_second_signal_waits_for_nothing(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_a_worker_that_hangs_does_not_keep_the_node(tmp_path: Path) -> None:
+    async def scenario(swarm: InlineSwarm) -> None:
+        run = swarm.start("one", knows=True)
+        await swarm.until(lambda: run.last_round >= 1, "rounds", run)
+        run.handle.hangs, begin_s = True, swarm.loop.time()
+        await run.end()
+        assert 5.0 < swarm.loop.time() - begin_s < 8.0
+        assert run.notices[-1][1] == "the last minutes may not be saved: the worker did not answer Stop within 6 s"
+
+    play(tmp_path, scenario)
+
+
 def test_a_signal_ends_a_node_that_waits_for_its_seed(tmp_path: Path) -> None:
     async def scenario(swarm: InlineSwarm) -> None:
         gone = swarm.start("gone", knows=True)

@@ -118,7 +118,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             note = f"{'; '.join(problems)}: using the one before it, {path.name}"
         return Checkpoint(arrays, meta, note)
     if problems:
-        raise DamagedState(f"no checkpoint in {folder} is whole ({'; '.join(problems)}): move it away to start anew")
+        raise DamagedState(f"no checkpoint in {folder} is whole ({'; '.join(problems)}): starting anew without one")
     return None
 
 

@@ -33,7 +33,7 @@ from tscale.node.trainer import Trainer, TrainerHooks
 from tscale.node.transport.base import Transport, TransportError
 from tscale.node.worker.messages import WorkerConfig
 from tscale.protocol import events as ev
-from tscale.protocol.errors import BadInput, StopNode
+from tscale.protocol.errors import BadInput, DiskFull, StopNode
 from tscale.protocol.identity import Identity
 from tscale.protocol.links import SwarmLink, format_link
 from tscale.protocol.spec import SwarmSpec
@@ -308,7 +308,7 @@ class Node:
             self._try("chain_kept", lambda: self._keep_chain(driver))
             await transport.close()
             note = await saving if saving is not None else ""
-            if note and (self._fatal is None or str(self._fatal) not in note):
+            if note and not isinstance(self._fatal, DiskFull):  # which says it already
                 self.events.on_notice(note)
             board.phase = "stopped"
             self._try("last_status", lambda: self._write_status(board))

@@ -148,7 +148,7 @@ def _resume(session: Session) -> tuple[bool, str]:
     try:
         found = load_checkpoint(Path(session.parts.config.checkpoint_dir))
     except DamagedState as error:
-        return False, f"{error}; starting from the beginning of the run"
+        return False, f"{error}, or from the newest snapshot"
     if found is None:
         return False, ""
     arrays, meta, note = found

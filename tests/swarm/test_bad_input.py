@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_costs_a_few_rounds_and_is_named(nodes: Nodes, crea
         path.write_bytes(path.read_bytes()[:-100])
     node = nodes.create("creator")
     nodes.wait_for(lambda: node.last_round > before + 1, "rounds after the loss", node)
-    assert "starting from the beginning of the run" in node.events("notice")[0]["text"]
+    assert "is whole (" in node.events("notice")[0]["text"]
     tokens = [event["status"]["training"]["tokens_total"] for event in node.events("round")]
     assert min(tokens) > 0 and tokens == sorted(tokens)
     stop(node)

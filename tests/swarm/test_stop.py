@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -148,3 +150,17 @@ def test_a_second_signal_ends_it_at_once(nodes: Nodes, watcher: NodeProcess) -> 
     assert end(watcher, signal.SIGINT) == 130
     assert watcher.err == ""
     assert private_folders(nodes, watcher) == []
+
+
+def test_ctrl_c_while_the_command_still_loads_is_one_line() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from tscale.node.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "tscale-node: interrupted\n")

@@ -133,11 +133,8 @@ class Board:
         self.credits.follow(head)
         if head.signed is None or head.round <= self._last_round:
             return
+        self._extend_history(head)
         self._last_round = head.round
-        parts = head.signed.contributions
-        tokens = sum(p.record.tokens for p in parts)
-        loss = sum(p.record.loss * p.record.tokens for p in parts) / tokens if tokens else None
-        self.history.append(LossPoint(head.round, head.total, loss, self.heldout.get(head.round)))
         own = self.machine.view.own
         for round_, authors in self.machine.view.pool.by_round.items():
             if own in authors:
@@ -151,6 +148,19 @@ class Board:
                 here = here.parent
             if here is None or here.round < round_:
                 self._missed += 1
+
+    def _extend_history(self, head: Link) -> None:
+        """Points for all rounds since the last head: a joiner's curve begins where the chain it knows begins."""
+        new: list[Link] = []
+        here: Link | None = head
+        while here is not None and here.signed is not None and here.round > self._last_round:
+            new.append(here)
+            here = here.parent
+        for link in reversed(new):
+            parts = link.signed.contributions if link.signed else ()
+            tokens = sum(p.record.tokens for p in parts)
+            loss = sum(p.record.loss * p.record.tokens for p in parts) / tokens if tokens else None
+            self.history.append(LossPoint(link.round, link.total, loss, self.heldout.get(link.round)))
 
     # -- rendering ----------------------------------------------------------------------------------------------
 

@@ -58,6 +58,10 @@ def test_joiners_fetch_spec_and_dataset_and_all_fold_the_same(tmp_path: Path) ->
         assert {line["contributors"] for number, line in joiner.rounds.items() if number >= 6} == {2}
         assert [run.shown[-1].activity for run in (creator, seed, joiner)] == ["training", "serving", "training"]
         assert joiner.state.spec.read_bytes() == swarm.spec.to_bytes()
+        # its loss curve has the rounds from before it came, with the contributors' losses
+        curve = joiner.shown[-1].training.history
+        assert [point.round for point in curve] == list(range(curve[-1].round + 1))
+        assert all(point.loss_train is not None and 1.0 < point.loss_train < 6.0 for point in curve)
         assert creator.sees(joiner) and joiner.sees(seed) and seed.sees(creator)
 
         await creator.end()

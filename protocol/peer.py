@@ -57,7 +57,7 @@ class PeerMachine:
         self.sync = Sync(self.view, self.spread)
         self.intake = Intake(self.view, self.spread, self.sync)
         self.fetching = Fetching(self.view, self.spread, self._whole)
-        self.fetching.on_hashes = self.sync.copy_known_chunks
+        self.fetching.on_hashes = self.sync.snapshots.copy_known_chunks
         self.rounds = Rounds(self.view, self.spread, self.sync)
         self.serve = Serve(self.view, self.spread, self.sync)
         self._allowed = (True, "")
@@ -80,7 +80,7 @@ class PeerMachine:
             BlobMissing: lambda event: self.sync.on_missing(event.root),
             Folded: self.sync.on_folded,
             FoldFailed: self.sync.on_fold_failed,
-            SnapshotReady: self.sync.on_snapshot_ready,
+            SnapshotReady: self.sync.snapshots.on_ready,
             SnapshotLoaded: self.sync.on_snapshot_loaded,
             SnapshotRefused: self.sync.on_snapshot_refused,
             WorkerReady: self._worker_ready,
@@ -113,7 +113,7 @@ class PeerMachine:
                 if self.sync.insert(signed, as_floor) == "added":
                     self.spread.live[signed.digest[:8]] = signed
             elif is_snapshot(signed):
-                self.sync.restore_offer(signed)
+                self.sync.snapshots.restore(signed)
         self.view.unchecked = True
         self.view.effects.clear()  # nothing of this needs to be kept or sent again
         return bad
@@ -261,7 +261,7 @@ class PeerMachine:
     def _blob_verified(self, event: BlobVerified) -> None:
         version = self.sync.usables.version
         awaited = self.rounds.awaits(event.root)
-        self.sync.on_verified(event)
+        self.sync.checks.on_verified(event)
         if awaited or not event.ok or self.sync.usables.version != version:
             self.view.dirty = True  # a fold or a seal may go ahead; else the next tick is early enough
         arrived = self.view.pool.by_root.get(event.root)
@@ -284,7 +284,7 @@ class PeerMachine:
         return self.intake.take(signed, source)
 
     def _whole(self, root: bytes) -> None:
-        self.sync.check_blob(root)
+        self.sync.checks.blob_whole(root)
 
     # -- for the status -----------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from tscale.protocol.view import View, clamp
 
 MAX_RANK = 6
 GRACE_SLACK = 1.5
-PATIENCE = 0.75  # of a round: how long a manifest may wait for its blobs before another one is sealed in its place
+PATIENCE = 0.5  # of a round: how long a manifest may wait for its blobs before another one is sealed in its place
 
 
 class Rounds:
@@ -136,24 +136,15 @@ class Rounds:
         """
         view, target = self.view, self.sync.target()
         ahead = [c for c in parent.children if not c.invalid and c.round == round_]
-        if any(self.sync.usable(child) for child in ahead):
+        if any(self.sync.usables(child) for child in ahead):
             return None
-        if target is not parent and target not in ahead:
-            if not self._is_followed(parent, round_):
-                return None
-            ahead.append(target)
+        if target is not parent and target not in ahead and not self.sync.is_followed():
+            return None
         if not ahead:
             return 0.0
         seen_s = max(view.now - child.seen_s for child in ahead)
         patience_s = PATIENCE * view.spec.rounds.length_s
         return max(0.0, late_s - seen_s + patience_s - self.grace_s())
-
-    def _is_followed(self, parent: Link, round_: int) -> bool:
-        """Whether most of the round's tokens were trained from `parent`, a manifest that is not the best one known."""
-        votes: dict[bytes, int] = {}
-        for signed in self.view.pool.of_round(round_).values():
-            votes[signed.record.base] = votes.get(signed.record.base, 0) + signed.record.tokens
-        return 2 * votes.get(parent.digest, 0) > sum(votes.values())
 
     def _eligible(self, parent: Link, round_: int) -> list[SignedRecord[Announcement]]:
         view = self.view

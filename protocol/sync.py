@@ -4,20 +4,20 @@ The worker holds two states: `head` and the one before it. A fork of one round i
 the older of the two. A head that can't be reached from either is reached through a snapshot and the manifests after it.
 
 `target` is the head of the best chain this peer knows of, whether it could fold it or not; `best_usable` the best one
-whose blobs are all here. A chain that is better but that nobody has the blobs or a snapshot of is given up for a
-while: a swarm must not stand still for a chain that can't be had.
+whose blobs are all here.
 """
 
 from __future__ import annotations
 
-from tscale.protocol.chain import Link, majority_state
-from tscale.protocol.effects import DropBlob, Fold, KeepRecord, VerifyBlob
+from tscale.protocol.chain import Link
+from tscale.protocol.chase import Chase
+from tscale.protocol.checks import Checks
+from tscale.protocol.drift import find_majority
+from tscale.protocol.effects import DropBlob, Fold, KeepRecord
 from tscale.protocol.events import (
-    BlobVerified,
     Folded,
     FoldFailed,
     SnapshotLoaded,
-    SnapshotReady,
     SnapshotRefused,
     WorkerReady,
 )
@@ -28,8 +28,6 @@ from tscale.protocol.usable import Usable
 from tscale.protocol.view import View
 
 REPLAY_MARGIN = 3
-CHASE_ROUNDS = 2.0  # how long a better chain is waited for that brings nothing
-AVOID_ROUNDS = 10.0
 MAX_FOLD_PAUSE_S = 30.0
 
 
@@ -41,17 +39,16 @@ class Sync:
         self.spread = spread
         self.snapshots = Snapshots(view, spread)
         self.usables = Usable(view)
+        self.checks = Checks(view, self.usables)
+        self.chase = Chase(view)
         self.head: Link | None = None if view.trains else view.chain.genesis
         self.previous: Link | None = None
         self.states: dict[bytes, bytes] = {}
         self.busy: bytes | None = None
         self.drifted = False
-        self.verifying: set[bytes] = set()
         self._fetch_at = 0.0
         self._fold_at = 0.0
         self._fold_failures = 0
-        self._chase: tuple[object, float] = (None, 0.0)
-        self._avoid: dict[bytes, float] = {}
         self._target: tuple[int, Link] | None = None
         self._best: tuple[tuple[int, int], Link] | None = None
 
@@ -76,9 +73,7 @@ class Sync:
         """The head of the best chain, whether its blobs are here or not."""
         version = self.view.chain.version
         if self._target is None or self._target[0] != version:
-            avoid = self._avoid
-            best = self.view.chain.best((lambda link: link.digest not in avoid) if avoid else None)
-            self._target = (version, best)
+            self._target = (version, self.chase.best())
         return self._target[1]
 
     def best_usable(self) -> Link:
@@ -88,18 +83,30 @@ class Sync:
             self._best = (key, self.view.chain.best(self.usables))
         return self._best[1]
 
-    def usable(self, link: Link) -> bool:
-        """Whether a manifest's blobs are all here and verified, or it is folded already."""
-        return self.usables(link)
-
     def joined(self) -> bool:
-        """Whether this peer's state is at most one manifest behind the best chain."""
+        """Whether this peer is in step: at most one manifest behind the best chain, or where most of the swarm is."""
         if self.head is None:
             return False
         target = self.target()
         if target is self.head or target.parent is self.head:
             return True
-        return self.head.parent is not None and target.parent is self.head.parent
+        return (self.head.parent is not None and target.parent is self.head.parent) or self.is_followed()
+
+    def is_followed(self) -> bool:
+        """Whether most living authors trained last from the head or from the manifest before it.
+
+        A better chain that only few peers follow is no reason to stand still: anybody can claim one.
+        """
+        head, view = self.head, self.view
+        if head is None:
+            return False
+        living = view.members.alive_trainers(view.swarm_now) | {view.own}
+        bases = {head.digest, head.parent.digest if head.parent else head.digest}
+        votes: dict[bytes, bool] = {}
+        closed = view.times.round_at(view.swarm_now)
+        for round_ in sorted(r for r in view.pool.by_round if r < closed):
+            votes.update((a, s.record.base in bases) for a, s in view.pool.of_round(round_).items() if a in living)
+        return 2 * sum(votes.values()) > len(votes)
 
     # -- worker events ------------------------------------------------------------------------------------------
 
@@ -107,10 +114,9 @@ class Sync:
         """The worker is up. False when the chain doesn't know its state: it has to start over."""
         link = self.view.chain.get(event.manifest)
         self.busy, self.snapshots.asked_for, self.drifted = None, None, False
-        self.verifying.clear()
-        self.view.unchecked = True
         if link is None:
             return False
+        self.checks.reset(able=True)
         self._stand_at(link, event.state)
         self.previous = self.view.chain.get(event.previous) if event.previous else None
         return True
@@ -123,26 +129,11 @@ class Sync:
     def on_worker_died(self) -> None:
         """No state until the worker is back."""
         self.head = self.previous = self.busy = None
-
-    def on_verified(self, event: BlobVerified) -> None:
-        """A contribution's blob is good, or its author is at fault."""
-        self.verifying.discard(event.root)
-        if event.ok:
-            self.view.pool.verify(event.root)
-            self.usables.blob_came(event.root)
-            return
-        self.view.pool.refused[event.root] = event.reason
-        self.view.notice("contribution_refused", root=event.root.hex()[:12], reason=event.reason)
-        for link in list(self.view.chain.links.values()):
-            if link.signed and any(p.record.blob.root == event.root for p in link.signed.contributions):
-                self.view.chain.mark_invalid(link)
+        self.checks.reset(able=False)
 
     def on_missing(self, root: bytes) -> None:
-        """The store lost a blob: forget it, so that it is fetched again when it is needed."""
-        self.verifying.discard(root)
-        self.view.pool.verified.discard(root)
-        self.view.transfers.forget(root)
-        self.usables.rebuild()
+        """The store lost a blob."""
+        self.checks.on_missing(root)
 
     def on_folded(self, event: Folded) -> bool:
         """A fold is done. Returns whether the head moved."""
@@ -173,16 +164,9 @@ class Sync:
 
     def _check_drift(self, link: Link) -> None:
         """Compare this peer's digest with the one most tokens vouch for; a peer that drifted fetches the state."""
-        votes = [s for s in self.view.pool.with_base(link.digest) if s.public != self.view.own]
-        majority = majority_state(tuple(votes), link.digest)
-        for child in link.children:
-            if majority is None and child.signed is not None and not child.invalid:
-                majority = child.signed.record.parent_state if child.signed.public != self.view.own else None
-        mine = self.states.get(link.digest)
+        majority, mine = find_majority(self.view, link), self.states.get(link.digest)
         if majority is None or mine is None or majority == mine:
             return
-        if len(votes) == 1 and self.view.own < votes[0].public:
-            return  # one against one: the higher key gives way
         self.drifted = True
         self.view.notice("drifted", round=link.round, mine=mine.hex()[:12], majority=majority.hex()[:12])
 
@@ -211,33 +195,15 @@ class Sync:
             self.view.kinds.setdefault(part.record.blob.root, "contribution")
         return why
 
-    def check_blob(self, root: bytes) -> None:
-        """A blob is whole: have the worker check it if it is a contribution."""
-        signed = self.view.pool.by_root.get(root)
-        if signed is None:
-            self.view.unchecked = self.view.dirty = True  # of a manifest ahead, a snapshot, or none of these
-        elif self.head is not None and self.view.trains and root not in self.verifying:
-            self.verifying.add(root)
-            self.view.emit(VerifyBlob(root, signed.record.rung))
-
     def verify_pending(self) -> None:
-        """Have the worker check every contribution that is here and unchecked, of the pool and of manifests ahead."""
-        view = self.view
-        if self.head is None or not view.trains or not view.unchecked:
-            return
-        view.unchecked = False
-        parts = [s for authors in view.pool.by_round.values() for s in authors.values()]
-        for link in self._recent(self.target()):
-            if link.digest in self.usables.folded:
-                break
-            parts.extend(link.signed.contributions if link.signed else ())
-        for part in parts:
-            root = part.record.blob.root
-            if root in view.pool.verified or root in view.pool.refused or root in self.verifying:
-                continue
-            if view.holds(root):
-                self.verifying.add(root)
-                view.emit(VerifyBlob(root, part.record.rung))
+        """Have the worker check what is here and unchecked, as far as it may be folded soon."""
+        if self.view.unchecked and self.checks.able:
+            ahead = [*self._recent(self.target()), *self._next()]
+            self.checks.ask_pending([link for link in ahead if link.digest not in self.usables.folded])
+
+    def _next(self) -> list[Link]:
+        """The manifests on top of the head: folded next, while a better chain can't be had."""
+        return [link for link in self.head.children if not link.invalid] if self.head is not None else []
 
     def _recent(self, head: Link, count: int = 0) -> list[Link]:
         """The last links of a chain, newest first: `count`, or as many as are replayed."""
@@ -267,8 +233,10 @@ class Sync:
         if view.now < self._fetch_at:
             return
         self._fetch_at = view.now + view.pace.flush_s
+        self._fetch(self._next())
         steps = self._steps(target)
-        self._watch_chase(target, steps)
+        if not self.drifted:
+            self.chase.watch(target, self.head, steps, {s.record.manifest for s in self.offers.values()})
         if steps is not None and not self.drifted and self._is_cheaper(steps, target) and not self._fetch(steps):
             return
         self._load_snapshot(target)
@@ -300,7 +268,7 @@ class Sync:
         return self._missing_bytes(steps) <= size_bytes + self._missing_bytes(after)
 
     def _missing_bytes(self, steps: list[Link]) -> int:
-        blobs = [p.record.blob for link in steps if link.signed for p in link.signed.contributions]
+        blobs = (p.record.blob for link in steps if link.signed for p in link.signed.contributions)
         return sum(blob.size_bytes for blob in blobs if not self.view.holds(blob.root))
 
     def _steps(self, target: Link) -> list[Link] | None:
@@ -346,48 +314,12 @@ class Sync:
                 lost = lost or view.now - want.since_s > view.spec.rounds.length_s
         return lost
 
-    # -- better chains that can't be had --------------------------------------------------------------------------
-
-    def _watch_chase(self, target: Link, steps: list[Link] | None) -> None:
-        """Give up, for a while, a better chain that has brought nothing for some rounds."""
-        view, head = self.view, self.head
-        if self.drifted or head is None:
-            return
-        here = target
-        while here.parent is not None and view.chain.path(here.parent, head) is None:
-            here = here.parent
-        missing = sum(
-            not view.holds(p.record.blob.root) for s in steps or () if s.signed for p in s.signed.contributions
-        )
-        moved = max((w.moved_s for w in view.transfers.wants.values() if w.priority == 0), default=0.0)
-        seen = (here.digest, head.digest, missing, moved, len(self.snapshots.offers))
-        if self._chase[0] != seen:
-            self._chase = (seen, view.now)
-        elif view.now - self._chase[1] > CHASE_ROUNDS * view.spec.rounds.length_s and here is not head:
-            self._avoid[here.digest] = view.now + AVOID_ROUNDS * view.spec.rounds.length_s
-            view.chain.version += 1
-            view.notice("chain_given_up", round=here.round, reason="nobody has its blobs or a snapshot of it")
-
-    def reconsider(self) -> None:
-        """A snapshot was offered: chains that were given up may be had now."""
-        if self._avoid:
-            self._avoid.clear()
-            self.view.chain.version += 1
-
     # -- snapshots ----------------------------------------------------------------------------------------------
 
     def offer(self, signed: SignedRecord[SnapshotRecord]) -> None:
         """A peer says it serves the state after a manifest."""
         self.snapshots.offer(signed)
-        self.reconsider()
-
-    def restore_offer(self, signed: SignedRecord[SnapshotRecord]) -> None:
-        """An own snapshot record from before a restart."""
-        self.snapshots.restore(signed)
-
-    def copy_known_chunks(self, root: bytes) -> None:
-        """A wanted blob's chunk hashes are known: some chunks may lie in the store already."""
-        self.snapshots.copy_known_chunks(root)
+        self.chase.reconsider(signed.record.manifest)
 
     def _load_snapshot(self, target: Link) -> None:
         oldest = self.oldest_snapshot_round
@@ -395,8 +327,12 @@ class Sync:
         if offer is None or self.head is None:
             return
         link, path = self.view.chain.links[offer.manifest], self.view.chain.path
-        if not self.drifted and path(self.head, target) is not None and path(link, self.head) is not None:
-            return  # the state here is as new, and on the right chain
+        if not self.drifted and path(link, self.head) is not None:
+            # behind this peer: of use only to go back to where another branch began, once that can be replayed
+            after = path(link, target)
+            if path(self.head, target) is not None or after is None or self._missing_bytes(after):
+                self._fetch(after or [])
+                return
         self._forget_wants_before(offer.round)
         if self.snapshots.fetch(offer, link):
             self.busy = offer.manifest
@@ -430,19 +366,13 @@ class Sync:
     def _known_state(self, link: Link) -> bytes | None:
         """The digest of the state after `link`, as the manifest after it on the best chain says."""
         steps = self.view.chain.path(link, self.target())
-        if steps and steps[0].signed is not None:
-            return steps[0].signed.record.parent_state
-        return None
+        return steps[0].signed.record.parent_state if steps and steps[0].signed is not None else None
 
     def on_snapshot_refused(self, event: SnapshotRefused) -> None:
         """A downloaded state did not fit."""
         self.busy = self.snapshots.asked_for = None
         self.snapshots.bad.add(event.root)
         self.view.notice("snapshot_refused", manifest=event.manifest.hex()[:12], reason=event.reason)
-
-    def on_snapshot_ready(self, event: SnapshotReady) -> None:
-        """The state lies in the store."""
-        self.snapshots.on_ready(event)
 
     # -- what may go --------------------------------------------------------------------------------------------
 
@@ -461,9 +391,7 @@ class Sync:
                 if view.holds(root) or root in view.transfers.wants:
                     view.transfers.forget(root)
                     view.emit(DropBlob(root))
-        if any(until < view.now for until in self._avoid.values()):
-            self._avoid = {digest: until for digest, until in self._avoid.items() if until >= view.now}
-            view.chain.version += 1
+        self.chase.sweep()
         if self.head is not None and view.trains:
             for gone in view.chain.prune(self.head):
                 self.usables.folded.discard(gone)

@@ -49,7 +49,7 @@ class Churn:
         self.plan = plan
         self.world = World(sim_spec(), seed, Faults(loss=plan.loss, clock_skew_s=plan.clock_skew_s))
         self.result = ChurnResult(seed)
-        self.lost_disks: list[Disk] = []
+        self.lost_disks: list[tuple[Disk, int | None]] = []  # and the side they were on, when the network was parted
 
     def run(self) -> ChurnResult:
         """The whole run; stops at nothing, judging is the caller's."""
@@ -88,14 +88,15 @@ class Churn:
     def _crash(self, peer: SimPeer) -> None:
         if peer.alive:
             self.world.crash(peer)
-            self.lost_disks.append(peer.disk)
+            self.lost_disks.append((peer.disk, self.world.sides.get(peer.public)))
 
     def _join(self) -> None:
         world, rng = self.world, self.world.rng
         disk = None
-        if self.lost_disks and rng.random() < self.plan.return_share:
-            disk = self.lost_disks.pop(rng.randrange(len(self.lost_disks)))
         side = rng.randrange(2) if world.sides else 0
+        if rng.random() < self.plan.return_share:
+            back = [i for i, (_, of) in enumerate(self.lost_disks) if of is None or not world.sides or of == side]
+            disk = self.lost_disks.pop(rng.choice(back))[0] if back else None
         world.add(disk=disk, side=side)
 
     def _look(self, round_: int) -> None:

@@ -119,7 +119,7 @@ def plot(rows: Sequence[Row], path: Path) -> str:
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     by_tokens, by_bytes = figure.subplots(1, 2, sharey=True)
     for row in rows:
-        curve = row.results[min(row.results)].curve[1:]
+        curve = row.results[min(row.results)].curve[1:-1]  # the last point is of another, larger set of windows
         losses = [point.loss for point in curve]
         by_tokens.plot([p.tokens / 1e6 for p in curve], losses, label=row.variant.name, linewidth=1.4)
         by_bytes.plot([p.bits / 8e6 for p in curve], losses, label=row.variant.name, linewidth=1.4)

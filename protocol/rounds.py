@@ -138,13 +138,19 @@ class Rounds:
         ahead = [c for c in parent.children if not c.invalid and c.round == round_]
         if any(self.sync.usables(child) for child in ahead):
             return None
-        if target is not parent and target not in ahead and not self.sync.is_followed():
+        if target is not parent and target not in ahead and not self._is_followed(parent, round_):
             return None
         if not ahead:
             return 0.0
         seen_s = max(view.now - child.seen_s for child in ahead)
         patience_s = PATIENCE * view.spec.rounds.length_s
         return max(0.0, late_s - seen_s + patience_s - self.grace_s())
+
+    def _is_followed(self, parent: Link, round_: int) -> bool:
+        """Whether most living authors of the round trained from `parent`, which is not the best manifest known."""
+        living = self.others() | {self.view.own}
+        votes = [s.record.base == parent.digest for a, s in self.view.pool.of_round(round_).items() if a in living]
+        return 2 * sum(votes) > len(votes)
 
     def _eligible(self, parent: Link, round_: int) -> list[SignedRecord[Announcement]]:
         view = self.view

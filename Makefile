@@ -52,11 +52,11 @@ check: format types imports
 
 # the first run has its tests side by side; those with real processes or a browser come after, one by one
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(wildcard tests/unit tests/sim tests/golden)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(wildcard tests/unit tests/sim tests/golden)
 	$(BIN)/python -m pytest $(wildcard tests/swarm tests/browser)
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not process and not browser" $(wildcard tests/unit tests/sim)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not process and not browser" $(wildcard tests/unit tests/sim)
 
 bench-codec: $(STAMP)
 	$(BIN)/tscale-node bench codec --json

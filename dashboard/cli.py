@@ -47,6 +47,9 @@ def dashboard(
         if port_file is not None:
             _write_port_file(port_file, url)
         typer.echo(f"dashboard: {url}  (Ctrl-C ends it)")
+        for path in status:
+            if not path.exists():
+                typer.echo(f"nothing is at {path} yet: the page waits for a node's status there", err=True)
         sys.stdout.flush()
 
     if not is_loopback_host(host):

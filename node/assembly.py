@@ -12,12 +12,14 @@ from tscale.node.blobs import BlobStore
 from tscale.node.bootstrap import is_peer_record
 from tscale.node.config import NodeConfig
 from tscale.node.data.corpus import load_text_file
+from tscale.node.netaddr import require_free_port
 from tscale.node.recordfile import RecordFile
-from tscale.node.statedir import StateDir
+from tscale.node.statedir import StateDir, atomic_write
 from tscale.node.transport.p2p import P2PConfig, P2PTransport
 from tscale.node.worker.messages import WorkerConfig
+from tscale.protocol.addrs import parse_addr
 from tscale.protocol.chain import genesis_digest
-from tscale.protocol.errors import BadInput
+from tscale.protocol.errors import BadInput, StopNode
 from tscale.protocol.hashing import BlobRef, blob_ref
 from tscale.protocol.identity import Identity
 from tscale.protocol.peer import PeerMachine
@@ -45,6 +47,25 @@ class NodeOptions:
     dataset_files: tuple[Path, ...] = ()
 
 
+def choose_port(options: NodeOptions, state: StateDir) -> int:
+    """The port that was asked for; else the one of the last run if it is free, so that links that name it stay good;
+    else 0 for any."""
+    if options.port:
+        return options.port
+    try:
+        port = int(state.port.read_text())
+        require_free_port(options.host, port)
+    except (OSError, ValueError, OverflowError, StopNode):
+        return 0
+    return port if 0 < port < 65536 else 0
+
+
+def keep_port(state: StateDir, addrs: list[str]) -> None:
+    """Remember the port that others were told."""
+    if addrs:
+        atomic_write(state.port, str(parse_addr(addrs[0]).port).encode(), durable=False)
+
+
 def make_transport(options: NodeOptions, state: StateDir, now_unix_s: Callable[[], float]) -> P2PTransport:
     """The real network, with the person's limits. Not started yet."""
     network = options.config.network
@@ -53,7 +74,7 @@ def make_transport(options: NodeOptions, state: StateDir, now_unix_s: Callable[[
             key_file=state.identity_key,
             swarm_id=options.swarm_id,
             host=options.host,
-            port=options.port,
+            port=choose_port(options, state),
             listen=network.listen,
             seeds=options.seeds,
             announce=network.announce,

@@ -237,7 +237,8 @@ class Board:
 
     def _training(self, head: Link | None) -> TrainingStatus:
         progress = self.progress
-        heldout = self.heldout.get(max(self.heldout)) if self.heldout else None
+        # of a folded state only: the initial model's loss beside the training loss would look like a fault
+        heldout = next((p.loss_heldout for p in reversed(self.history) if p.loss_heldout is not None), None)
         return TrainingStatus(
             tokens_local=progress.tokens if progress else 0,
             tokens_total=head.total if head is not None else 0,

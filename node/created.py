@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tscale.node.instances import find_folders
-from tscale.node.specs import NewSwarm, new_spec, read_spec
+from tscale.node.specs import DEMO_NAME, NewSwarm, new_spec, read_spec
 from tscale.node.statedir import (
     StateDir,
     atomic_write,
@@ -15,6 +15,7 @@ from tscale.node.statedir import (
     read_identity,
     write_identity,
 )
+from tscale.protocol.errors import BadInput
 from tscale.protocol.identity import SECRET_BYTES, Identity
 from tscale.protocol.spec import NO_OWNER, SwarmSpec
 
@@ -49,6 +50,8 @@ def create_swarm(options: CreateOptions, base: Path) -> CreatedSwarm:
     Writes `spec.bin` and `owner.key` (mode 0600) into its folder under `base`. Raises BadInput for
     options or files that can't be used, DiskFull.
     """
+    if options.name == DEMO_NAME:
+        raise BadInput(f"{DEMO_NAME!r} is the built-in swarm's name: choose another --name")
     wanted = NewSwarm(options.name, options.preset, NO_OWNER, options.t0_unix_s, options.seed, options.round_seconds)
     draft = new_spec(wanted, options.files)
     if not options.fresh:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from tscale.node.assembly import (
     NodeOptions,
     count_parameters,
+    keep_port,
     make_machine,
     make_transport,
     make_worker_config,
@@ -231,6 +232,7 @@ class Node:
         driver.feed(ev.Contacts((*known, *contacts_of_links(options.seeds))))
         driver.feed(ev.AddrsChanged(tuple(transport.own_addrs())))
         link = format_link(SwarmLink(spec.swarm_id, tuple(transport.own_addrs())))
+        keep_port(self.state, transport.own_addrs())
         self.events.on_ready(link, transport.own_addrs())
         try:
             await self._until_stopped(transport, driver, board)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tscale.node.demo_processes import Child, ChildGroup
 from tscale.node.demo_report import DemoFacts, DemoReport, build_report, measure_model, read_rounds
-from tscale.node.live import count_alive, show_loss
+from tscale.node.live import count_alive, plural, show_loss
 from tscale.node.specs import demo_spec, shipped_book_path
 from tscale.protocol.errors import BadInput, RefuseFrame, StopNode
 from tscale.protocol.spec import SwarmSpec
@@ -130,7 +130,7 @@ class DemoRun:
         return build_report(self._facts(problems), measure_model(self._live_dirs(), self._spec))
 
     def _start(self) -> None:
-        self._say(f"swarm {self._spec.swarm_id}: a seed and {self._options.nodes} nodes on this machine")
+        self._say(f"swarm {self._spec.swarm_id}: a seed and {plural(self._options.nodes, 'node')} on this machine")
         seed = self._start_node(SEED)
         self._seed_addr = self._wait_ready(seed)
         for name in self._names[:-1]:
@@ -253,7 +253,8 @@ class DemoRun:
         speed = sum(snapshot.training.tokens_per_s for snapshot in alive)
         losses = [snapshot.training.loss_heldout for snapshot in alive if snapshot.training.loss_heldout is not None]
         return (
-            f"round {newest.round.folded_round}: {newest.round.contributors} contributions, "
+            f"round {newest.round.folded_round}: "
+            f"{plural(newest.round.contributors, 'contribution')}, "
             f"{newest.training.tokens_total:,} tokens ({100 * min(1.0, self._done_share()):.0f} %), "
             f"{speed:,.0f} tokens/s, held-out loss {show_loss(min(losses, default=None))}, "
             f"peers {count_alive(newest)}"

@@ -58,16 +58,30 @@ def claim_folder(stack: ExitStack, base: Path, swarm_id: str, numbered: bool) ->
 def find_folders(base: Path, swarm: str | None) -> list[StateDir]:
     """The folders of nodes under `base`, running or not, sorted by name.
 
-    `swarm` is a swarm id, which means all its folders, or the name of one folder; None means every swarm.
+    `swarm` is a swarm id, which means all its folders, or the name of one folder (`<swarm_id>-1` for the first, whose
+    folder has no number); None means every swarm.
     """
     if not base.is_dir():
         return []
+    if swarm is not None and (first := folder_of(swarm)) != swarm:
+        return [StateDir(base / first)] if (base / first).is_dir() else []
     found = []
     for path in sorted(base.iterdir()):
         swarm_id = swarm_of(path.name)
         if swarm_id is not None and path.is_dir() and swarm in (None, swarm_id, path.name):
             found.append(StateDir(path))
     return found
+
+
+def folder_of(name: str) -> str:
+    """The folder that a person means by a name: `<swarm_id>-1` is the first one, `<swarm_id>`."""
+    swarm_id = name.removesuffix("-1")
+    return swarm_id if is_swarm_id(swarm_id) and not is_swarm_id(name) else name
+
+
+def shown_name(folder_name: str) -> str:
+    """How a person names one folder: the first one with its number, too."""
+    return f"{folder_name}-1" if is_swarm_id(folder_name) else folder_name
 
 
 def swarm_of(folder_name: str) -> str | None:

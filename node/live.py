@@ -5,6 +5,7 @@ All three are a `NodeEvents` of the daemon and are built from the status snapsho
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -121,7 +122,8 @@ class TerminalDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            self._live.stop()
 
     def on_ready(self, link: str, addrs: list[str]) -> None:
         for line in ready_lines(link, addrs):
@@ -166,12 +168,15 @@ def live_line(snapshot: StatusSnapshot, now_unix_s: float) -> str:
 def round_line(snapshot: StatusSnapshot) -> str:
     """The line for a folded round."""
     folded, training, transfer = snapshot.round, snapshot.training, snapshot.transfer
-    bits = "-" if transfer.bits_per_parameter is None else f"{transfer.bits_per_parameter:.3f}"
+    sent = f"sent {show_bytes(transfer.contribution_bytes)} ({transfer.bits_per_parameter:.3f} bits per parameter)"
+    if count_alive(snapshot) == 1 or not transfer.contribution_bytes:
+        sent = "nobody to send to"
     return (
-        f"round {folded.folded_round}: {folded.contributors} contributions, {training.tokens_total:,} tokens in all, "
+        f"round {folded.folded_round}: {plural(folded.contributors, 'contribution')}, "
+        f"{training.tokens_total:,} tokens in all, "
         f"{training.tokens_per_s:,.0f} tokens/s, loss {show_loss(training.loss_train)} "
         f"(held-out {show_loss(training.loss_heldout)}), peers {count_alive(snapshot)}, "
-        f"sent {show_bytes(transfer.contribution_bytes or 0)} ({bits} bits per parameter)"
+        f"{sent}"
     )
 
 
@@ -179,6 +184,11 @@ def count_alive(snapshot: StatusSnapshot) -> int:
     """Live peers, this node included."""
     others = sum(1 for peer in snapshot.peers if peer.alive and not peer.this_node)
     return others + 1
+
+
+def plural(count: int, word: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def show_loss(loss: float | None) -> str:

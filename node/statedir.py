@@ -87,6 +87,11 @@ class StateDir:
         return self.path / "peers.bin"
 
     @property
+    def port(self) -> Path:
+        """The TCP port of the last run."""
+        return self.path / "port"
+
+    @property
     def log(self) -> Path:
         """The log folder."""
         return self.path / "log"

@@ -80,7 +80,7 @@ export class LossChart {
       scales: { x: { time: false } },
       axes: [
         { ...axis, values: (_, ticks) => ticks.map(count), space: 70, size: 30, grid: { show: false } },
-        { ...axis, size: 40, values: (_, ticks) => ticks.map((t) => t.toFixed(1)) },
+        { ...axis, size: 46, values: (_, ticks) => ticks.map((t) => t.toFixed(2)) },
       ],
       series: [
         {},

@@ -32,6 +32,12 @@ def demo(
     if not as_json:
         for failure in report.failures:
             _say(f"FAILED: {failure}", as_json)
+        if report.ok:
+            _say(
+                f"all nodes agreed on all {report.rounds} rounds; the held-out loss fell from {report.loss_first:.2f} "
+                f"to {report.loss_last:.2f} nats per byte. The model writes:",
+                as_json,
+            )
         typer.echo(f"\n{report.sample}\n")
     typer.echo(report.to_json())
     raise typer.Exit(0 if report.ok else 1)

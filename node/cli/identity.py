@@ -12,7 +12,7 @@ import typer
 from tscale.node.cli import options
 from tscale.node.cli.status import folder_name
 from tscale.node.config import load_config
-from tscale.node.instances import base_dir, find_folders
+from tscale.node.instances import base_dir, find_folders, folder_of, shown_name
 from tscale.node.statedir import StateDir, lock, open_state_dir, read_identity, write_identity
 from tscale.protocol.errors import BadInput
 
@@ -64,7 +64,7 @@ def import_key(
     """Use the key in FILE for a swarm's node on this machine. Never run one key on two machines at once."""
     identity = read_identity(file)
     name = folder_name(swarm)
-    state = open_state_dir(base_dir(state_dir, load_config()), name or swarm)
+    state = open_state_dir(base_dir(state_dir, load_config()), folder_of(name or swarm))
     with ExitStack() as stack:
         stack.enter_context(lock(state))
         if replace:
@@ -83,8 +83,8 @@ def _one_folder(swarm: str, state_dir: Path | None) -> StateDir:
     if not states:
         raise BadInput(f"there is no node of {swarm} here: `tscale-node status` lists all of them")
     if len(states) > 1:
-        names = ", ".join(state.path.name for state in states)
-        raise BadInput(f"{swarm} has several nodes here ({names}): give the folder's name with --swarm")
+        names = ", ".join(shown_name(state.path.name) for state in states)
+        raise BadInput(f"{swarm} has several nodes here: give one of {names} with --swarm")
     return states[0]
 
 

@@ -52,7 +52,7 @@ def status(swarm: options.AnySwarm = None, state_dir: options.StateDir = None, a
 
 def folder_name(swarm: str | None) -> str | None:
     """The swarm id (or the folder's name) that a person means."""
-    if swarm is None or swarm_of(swarm) is not None:
+    if swarm is None or swarm_of(swarm) is not None or swarm_of(swarm.removesuffix("-1")) is not None:
         return swarm
     return resolve_swarm(swarm).swarm_id
 

@@ -13,7 +13,7 @@ import pytest
 
 from tscale.node.cli.app import run_command
 from tscale.node.cli.leave import LEAVE_REQUEST
-from tscale.node.instances import claim_folder, find_folders, is_running, swarm_of
+from tscale.node.instances import claim_folder, find_folders, folder_of, is_running, swarm_of
 from tscale.node.statedir import StateDir, load_or_create_identity, lock, open_state_dir
 from tscale.protocol.errors import StateInUse
 from tscale.protocol.identity import Identity
@@ -259,3 +259,12 @@ def test_folders_are_told_from_other_folders(base: Path) -> None:
 def test_snapshot_of_the_test_is_valid() -> None:
     made = snapshot(1.0, StateDir(Path("/x")))
     assert StatusSnapshot.from_json(made.to_json()) == dataclasses.replace(made)
+
+
+def test_the_first_folder_has_a_name_of_its_own(tmp_path: Path) -> None:
+    for name in (SWARM, f"{SWARM}-2"):
+        open_state_dir(tmp_path, name)
+    assert folder_of(f"{SWARM}-1") == SWARM
+    assert folder_of(f"{SWARM}-2") == f"{SWARM}-2"
+    assert [state.path.name for state in find_folders(tmp_path, f"{SWARM}-1")] == [SWARM]
+    assert [state.path.name for state in find_folders(tmp_path, SWARM)] == [SWARM, f"{SWARM}-2"]

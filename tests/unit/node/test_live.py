@@ -81,6 +81,15 @@ def test_round_line_says_what_the_contribution_cost() -> None:
     )
 
 
+def test_round_line_of_a_lone_node_does_not_claim_to_have_sent_anything() -> None:
+    status = snapshot()
+    alone = dataclasses.replace(status, peers=(), round=dataclasses.replace(status.round, contributors=1))
+    assert round_line(alone) == (
+        "round 11: 1 contribution, 45,312 tokens in all, 8,123 tokens/s, loss 2.113 (held-out -), peers 1, "
+        "nobody to send to"
+    )
+
+
 def test_this_node_counts_as_a_peer_even_when_its_list_leaves_it_out() -> None:
     alone = dataclasses.replace(snapshot(), peers=())
     assert count_alive(alone) == 1

@@ -6,13 +6,14 @@ ROOMS := kernels protocol node dashboard
 # one thread a process: two OpenMP threads on a busy 2-core machine are ten times slower
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast check format types imports bench-codec bench-convergence-quick bench-convergence clean
+.PHONY: help demo test test-fast test-churn check format types imports bench-codec bench-convergence-quick bench-convergence clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo         a seed and three nodes train together on this machine"
 	@echo "make test         make check, then every test"
 	@echo "make test-fast    the unit and simulation tests without the slow ones"
+	@echo "make test-churn   the simulated swarm under churn with all of its seeds"
 	@echo "make check        format, ruff, mypy and the import contracts"
 	@echo "make bench-codec  speed and size of the delta codec"
 	@echo "make bench-convergence-quick  a swarm's learning beside dense training: 8 runs, 5 minutes on two free cores"
@@ -53,11 +54,15 @@ check: format types imports
 
 # the first run has its tests side by side; those with real processes or a browser come after, one by one
 test: check
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(wildcard tests/unit tests/sim tests/golden)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full" $(wildcard tests/unit tests/sim tests/golden)
 	$(BIN)/python -m pytest $(wildcard tests/swarm tests/browser)
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not process and not browser" $(wildcard tests/unit tests/sim)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not full and not process and not browser" $(wildcard tests/unit tests/sim)
+
+# 32 peers, 52 rounds, 20 seeds: about six minutes on two free cores
+test-churn: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/sim/test_churn.py
 
 bench-codec: $(STAMP)
 	$(BIN)/tscale-node bench codec --json

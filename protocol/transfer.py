@@ -16,7 +16,8 @@ from tscale.protocol.hashing import BlobRef, blob_root, chunk_hash
 
 MAX_IN_FLIGHT = 8
 MAX_PER_PEER = 2
-MAX_HEDGES = 3
+MAX_HEDGES = 3  # asks for one chunk at a time
+MAX_SMALL_HEDGES = 8  # for a blob so small that asking again costs next to nothing, and a round hangs on it
 HEDGE_FLOOR_BPS = 2_000_000.0  # an answer slower than this is worth asking another holder, too
 HOLDER_REST_S = 4.0
 BATCH_BYTES = 128 * 1024  # of small blobs in one request: the round trip saved is worth more than the wait
@@ -45,7 +46,8 @@ class Want:
     def overdue(self, now: float, patience_s: float) -> list[int]:
         """Indices whose last ask is out for long, and that may be asked of another holder."""
         late_s = patience_s + 8.0 * min(self.blob.size_bytes, 1 << 20) / HEDGE_FLOOR_BPS
-        return [i for i, asks in self.flying.items() if len(asks) < MAX_HEDGES and asks[-1][0] < now - late_s]
+        most = MAX_SMALL_HEDGES if self.blob.size_bytes < BATCH_BYTES else MAX_HEDGES
+        return [i for i, asks in self.flying.items() if len(asks) < most and asks[-1][0] < now - late_s]
 
     def next_index(self, dice: Dice, now: float, patience_s: float) -> int | None:
         """What to ask for next: the hashes (-1), a missing chunk, or one that is overdue."""

@@ -13,8 +13,16 @@ from tests.sim.churn import Churn, ChurnPlan, ChurnResult
 PLAN = ChurnPlan()
 SHARE = 0.95
 MAX_UNJOINED_ROUNDS = 3.0
-QUICK = 2  # seeds that `make test-fast` runs, too
-SEEDS = [pytest.param(seed, marks=() if seed <= QUICK else pytest.mark.slow) for seed in range(1, 21)]
+FAST, USUAL = 1, 6  # seeds that `make test-fast` and `make test` run; `make test-churn` runs all
+
+
+def marks(seed: int) -> tuple[pytest.MarkDecorator, ...]:
+    if seed <= FAST:
+        return ()
+    return (pytest.mark.slow,) if seed <= USUAL else (pytest.mark.slow, pytest.mark.full)
+
+
+SEEDS = [pytest.param(seed, marks=marks(seed)) for seed in range(1, 21)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -16,6 +16,7 @@ from tscale.protocol.transfer import (
     MAX_HEDGES,
     MAX_IN_FLIGHT,
     MAX_PER_PEER,
+    MAX_SMALL_HEDGES,
     Ask,
     Transfers,
 )
@@ -227,25 +228,26 @@ def test_a_lying_holder_does_not_keep_the_blob_from_arriving() -> None:
     assert bench.now < 100.5, "it did not wait for the liar"
 
 
-def test_a_slow_answer_is_asked_of_another_holder() -> None:
+@pytest.mark.parametrize(("size_bytes", "most"), [(100, MAX_SMALL_HEDGES), (BATCH_BYTES, MAX_HEDGES)])
+def test_a_slow_answer_is_asked_of_another_holder(size_bytes: int, most: int) -> None:
     bench = Bench(patience_s=1.0)
-    ref = blob_ref(SMALL)
-    bench.want(ref, ALICE, BOB, CAROL, DAVE)
+    ref = blob_ref(bytes(size_bytes))
+    bench.want(ref, *(bytes([number]) * 32 for number in range(1, 12)))
     (first,) = bench.asks()
-    late_s = 1.0 + 8.0 * len(SMALL) / HEDGE_FLOOR_BPS
+    late_s = 1.0 + 8.0 * size_bytes / HEDGE_FLOOR_BPS
     bench.now += late_s - 0.01
     assert bench.asks() == []
     asked = [first.peer]
-    for _ in range(MAX_HEDGES - 1):
+    for _ in range(most - 1):
         bench.now += late_s + 0.02
         (hedge,) = bench.asks()
         assert hedge.index == 0 and hedge.peer not in asked
         asked.append(hedge.peer)
     bench.now += 100.0
-    assert bench.asks() == [], "no more than three at once"
+    assert bench.asks() == [], "no more than that at once"
     bench.transfers.ended(Ask(ref.root, 0, asked[0]), False, bench.now)
     (again,) = bench.asks()
-    assert again.peer not in asked
+    assert again.peer not in asked[1:]
 
 
 def test_a_large_chunk_gets_the_time_that_a_slow_line_needs() -> None:

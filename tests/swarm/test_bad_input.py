@@ -94,12 +94,15 @@ def test_a_running_nodes_port_folder_and_link(nodes: Nodes, creator: NodeProcess
     at = ("--state-dir", elsewhere, *here)
     # nodes of one machine find each other without a link; this one must not
     env = {name: str(nodes.base / "alone") for name in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME")}
-    done = nodes.run("join", "--swarm", wrong, *at, **env)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "another peer answers at this address" in done.stderr
-    done = nodes.run("join", "--swarm", creator.link.replace(link.swarm_id, SWARM), *at, **env)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "the seed is in another swarm" in done.stderr
+    for text, says in (
+        (wrong, "another peer answers at this address"),
+        (creator.link.replace(link.swarm_id, SWARM), "the seed is in another swarm"),
+    ):
+        done = nodes.run("join", "--swarm", text, *at, **env)
+        *waiting, error = done.stderr.splitlines()
+        assert done.returncode == 2 and error.startswith("tscale-node: ") and says in error, done.stderr
+        # a busy machine may answer the first dial too late
+        assert all(line.startswith("waiting for a seed of ") for line in waiting), done.stderr
     refuse(nodes, 2, "is not a text of this swarm's dataset", "join", "--swarm", creator.link, "--data", __file__, *at)
     assert creator.running and creator.err == ""
 

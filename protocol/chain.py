@@ -15,6 +15,8 @@ from tscale.protocol.hashing import digest
 from tscale.protocol.records import Announcement, Manifest, SignedRecord
 from tscale.protocol.spec import SwarmSpec
 
+MAX_PER_SEALER = 4  # manifests of one sealer for one round on one parent
+
 
 @dataclass
 class Link:
@@ -64,6 +66,13 @@ def candidate_order(parent: Link, round_: int, public: bytes) -> tuple[int, byte
     return found
 
 
+def _find_flood(signed: SignedRecord[Manifest], parent: Link) -> str:
+    """Why a manifest is one too many of its sealer's, or ''. An honest one signs one, two when it restarts."""
+    own = [c for c in parent.children if c.signed is not None and c.signed.public == signed.public]
+    same = sum(c.round == signed.record.round for c in own)
+    return "its sealer has signed others for this round" if same >= MAX_PER_SEALER else ""
+
+
 class Chain:
     """The tree of known manifests, kept `keep` links deep below the head."""
 
@@ -97,7 +106,7 @@ class Chain:
             parent = self.root
             tokens = manifest.total_tokens - parent.total
         else:
-            reason = self.find_fault(signed, parent)
+            reason = self.find_fault(signed, parent) or _find_flood(signed, parent)
             if reason:
                 return None, reason
             tokens = manifest.total_tokens - parent.total

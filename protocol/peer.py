@@ -267,6 +267,7 @@ class PeerMachine:
         arrived = self.view.pool.by_root.get(event.root)
         if arrived is not None and event.ok:
             self.rounds.note_arrival(arrived)
+            self.sync.check_head(arrived)
 
     def _worker_ready(self, event: WorkerReady) -> None:
         self.rounds.waiting = False

@@ -326,20 +326,41 @@ def test_every_few_rounds_a_snapshot_is_written_and_offered() -> None:
 # -- drift ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_peer_whose_state_differs_from_the_majority_stops_contributing() -> None:
+def folded_with_a_flipped_bit() -> tuple[Solo, Signed]:
+    """A peer whose state after a manifest of Alice, Bob and Carol is another one than theirs."""
     solo = joining(1.1)
-    (first,) = chain_of(1)
+    regulars = (ALICE, BOB, CAROL)
+    first = manifest(ALICE, 0, [announce(who, 0) for who in regulars])
+    solo.meet(BOB).meet(CAROL)
     solo.ask(ALICE, Push((first.bytes,)))
-    serve_blobs(solo, ALICE)
+    for _ in range(4):
+        serve_blobs(solo, *regulars)
+        solo.at(solo.now + 0.3)
     (fold,) = solo.take(fx.Fold)
     solo.feed(ev.Folded(fold.manifest, digest("test", b"a flipped bit")))
     solo.effects.clear()
+    return solo, first
+
+
+def test_a_peer_whose_state_differs_from_the_majority_stops_contributing() -> None:
+    solo, first = folded_with_a_flipped_bit()
     for who in (ALICE, BOB, CAROL):
         solo.ask(who, Push((announce(who, 1, first.digest).bytes,)))
+    serve_blobs(solo, ALICE, BOB, CAROL)
     solo.at(solo.now + 0.4)
     assert solo.take(fx.SetTraining)[-1] == fx.SetTraining(False, "repairing the state")
     solo.at(T0 + 2 * LENGTH_S + 1.0)
     assert solo.take(fx.MakeContribution) == []
+
+
+def test_claims_of_strangers_or_without_a_blob_stop_nobody() -> None:
+    solo, first = folded_with_a_flipped_bit()
+    stranger = other(9)
+    solo.ask(stranger, Push((announce(stranger, 1, first.digest, tokens=1_000).bytes,)))
+    serve_blobs(solo, stranger)
+    solo.ask(ALICE, Push((announce(ALICE, 1, first.digest).bytes,)))
+    solo.at(solo.now + 0.4)
+    assert [effect.on for effect in solo.take(fx.SetTraining) if not effect.on] == []
 
 
 # -- seeds ------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tscale.kernels.block import Product
 from tscale.kernels.model import TscaleModel
 from tscale.kernels.model_config import ModelConfig, model_layout
 from tscale.kernels.muon import InnerOptimizer
@@ -54,18 +55,26 @@ class InnerTrainer:
     """Trains `local` (float32 [P], C-contiguous, shared and updated in place) on token batches.
 
     `counts` are the unigram counts of the training data, int64 [V]. The optimizer's state is this object's own; it
-    knows nothing of rounds, so `local` may be changed between steps.
+    knows nothing of rounds, so `local` may be changed between steps. `product` replaces the layers' matrix products
+    in training, evaluation and generation (None: float32).
     """
 
-    def __init__(self, model_cfg: ModelConfig, inner_cfg: InnerConfig, local: np.ndarray, counts: np.ndarray) -> None:
+    def __init__(
+        self,
+        model_cfg: ModelConfig,
+        inner_cfg: InnerConfig,
+        local: np.ndarray,
+        counts: np.ndarray,
+        product: Product | None = None,
+    ) -> None:
         self.model_cfg = model_cfg
         self.inner_cfg = inner_cfg
         self.layout = model_layout(model_cfg)
         self._flat = torch.from_numpy(local)
         self._grad = torch.zeros_like(self._flat)
-        self._model = TscaleModel(model_cfg, self._flat, counts)
+        self._model = TscaleModel(model_cfg, self._flat, counts, product)
         self._model.bind_grad(self._grad)
-        self._other = TscaleModel(model_cfg, self._flat, counts)
+        self._other = TscaleModel(model_cfg, self._flat, counts, product)
         self._optimizer = InnerOptimizer(
             self.layout,
             {"qc": model_cfg.head_dim, "kv": model_cfg.head_dim},

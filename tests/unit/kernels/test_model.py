@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tscale.kernels import attention
+from tscale.kernels import attention, block
 from tscale.kernels.attention import SlotBias, band_attention, slot_attention
+from tscale.kernels.block import output_bias
 from tscale.kernels.init import init_state
-from tscale.kernels.model import TscaleModel, output_bias
+from tscale.kernels.model import TscaleModel
 from tscale.kernels.model_config import LayerReach, ModelConfig, layer_reaches
 
 SMALL = ModelConfig("tscale", width=16, heads=2, head_dim=8, layers=4, window=12, vocab=11, relu=2)
@@ -49,10 +50,10 @@ def norm(x, group):
 def rope_head(x, position):
     q = x.size
     half, out = q // 4, x.copy()
-    for block in range(2):
+    for part in range(2):
         for i in range(half):
-            angle = position * 500000.0 ** (-2.0 * (block * half + i) / q)
-            lo, hi = 2 * block * half + i, 2 * block * half + half + i
+            angle = position * 500000.0 ** (-2.0 * (part * half + i) / q)
+            lo, hi = 2 * part * half + i, 2 * part * half + half + i
             out[lo] = x[lo] * math.cos(angle) - x[hi] * math.sin(angle)
             out[hi] = x[lo] * math.sin(angle) + x[hi] * math.cos(angle)
     return out
@@ -109,10 +110,10 @@ def test_single_layers_equal_the_general_path(monkeypatch):
     with torch.no_grad():
         fast = model(sequence)
 
-        def general(qkv, shape, reach, doc_start_BT):
-            return model._look_back(qkv, shape, reach, doc_start_BT)
+        def general(run, qkv):
+            return block.look_back(run, LayerReach(1, 0.0), qkv)
 
-        monkeypatch.setattr(model, "_look_at_previous", general)
+        monkeypatch.setattr(block, "look_at_previous", general)
         monkeypatch.setattr(attention, "_BANDED_FROM_WINDOWS", 1 << 30)
         slow = model(sequence)
     assert [r.window for r in model.reaches].count(1) == 2
@@ -228,6 +229,26 @@ def test_the_start_predicts_about_the_unigram_distribution():
     entropy = -(share * np.log(share)).sum()
     loss = float(model.loss(torch.from_numpy(text.reshape(100, 40))).detach())
     assert 0.0 < loss - entropy < 0.2
+
+
+def test_a_product_of_ones_own_replaces_the_five_of_every_layer_and_no_other():
+    seen = []
+
+    def product(weight_NK, x_KM):
+        seen.append(tuple(weight_NK.shape))
+        return torch.mm(weight_NK, x_KM)
+
+    flat, sequence = filled(SMALL), tokens(2, 13)
+    plain = model_of(flat=flat)
+    own = TscaleModel(SMALL, flat, COUNTS, product)
+    grads = [torch.zeros_like(flat) for _ in range(2)]
+    for model, grad in zip((plain, own), grads, strict=True):
+        model.bind_grad(grad)
+        model.loss(sequence).backward()
+    shapes = [(32, 16), (32, 16), (16, 64), (32, 16), (16, 32)]
+    assert seen == shapes * SMALL.layers
+    torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-4)
+    assert float(grads[0].abs().max()) > 1e-2
 
 
 def test_wrong_sizes_are_refused():

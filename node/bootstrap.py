@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from tscale.node.transport.base import Transport, TransportError, WrongPeer
 from tscale.protocol.addrs import parse_multiaddr_peer
-from tscale.protocol.errors import BadInput, RefuseFrame
+from tscale.protocol.errors import BadInput, RefuseFrame, StopNode, VersionRefused
 from tscale.protocol.identity import find_public
 from tscale.protocol.messages import GetSpec, Refused, SpecReply, decode, encode
 from tscale.protocol.records import PeerRecord, open_record
 from tscale.protocol.spec import SwarmSpec
+from tscale.protocol.versions import describe_other, is_spoken, read_version
 
 _LOG = logging.getLogger("tscale.node")
 ASK_TIMEOUT_S = 10.0
@@ -28,12 +29,13 @@ Contact = tuple[bytes, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class _Answer:
-    """What one seed said: a good spec, or why not. `final`: asking it again would bring nothing else."""
+    """What one seed said: a good spec, or why not. `final`: asking it again would bring nothing else, and this is
+    the node's error when no seed is left."""
 
     public: bytes
     spec: SwarmSpec | None
-    reason: str
-    final: bool
+    reason: str = ""
+    final: type[StopNode] | None = None
 
 
 def is_peer_record(peer: str, record: bytes) -> bool:
@@ -71,8 +73,9 @@ async def fetch_spec(
 ) -> SwarmSpec:
     """Ask all seeds at once until one sends the spec whose hash is in the id.
 
-    Keeps trying while one may still answer, and says what it waits for. A seed that sends another spec, or whose
-    address belongs to another peer, is not asked again; when no other is left, that is a BadInput.
+    Keeps trying while one may still answer, and says what it waits for. A seed that sends another spec, that speaks
+    another wire version, or whose address belongs to another peer is not asked again; when no other is left, that is
+    a BadInput or a VersionRefused.
     """
     if not seeds:
         raise BadInput(
@@ -89,14 +92,15 @@ async def fetch_spec(
         for answer in answers:
             if answer.spec is not None:
                 return answer.spec
-            if answer.final:
+            if answer.final is not None:
                 asked.remove(answer.public)
                 _LOG.warning("seed_given_up seed=%s reason=%s", answer.public.hex()[:16], answer.reason)
         if not asked:
-            raise BadInput(f"no spec of {swarm_id}: {answers[0].reason}")
+            last = answers[0]
+            raise (last.final or BadInput)(f"no spec of {swarm_id}: {last.reason}")
         if loop.time() - said_s > SAY_EVERY_S:
             said_s = loop.time()
-            reason = next(answer.reason for answer in answers if not answer.final)
+            reason = next(answer.reason for answer in answers if answer.final is None)
             say(f"waiting for a seed of {swarm_id}: none of {len(contacts)} answers ({reason}); still trying")
         await asyncio.sleep(wait_s * random.uniform(0.75, 1.25))
         wait_s = min(wait_s * 1.5, RETRY_S[1])
@@ -121,23 +125,26 @@ async def _ask_all(transport: Transport, swarm_id: str, publics: list[bytes]) ->
 async def _ask(transport: Transport, swarm_id: str, public: bytes) -> _Answer:
     try:
         reply = await transport.request(public, encode(swarm_id, GetSpec(), time.time()), ASK_TIMEOUT_S)
+        version = read_version(reply)
+        if version is not None and not is_spoken(version):
+            return _Answer(public, None, describe_other(version), VersionRefused)
         message = decode(reply).message
     except WrongPeer as error:
-        return _Answer(public, None, f"{error}: check the link's peer id and address, or ask for a new link", True)
+        return _Answer(public, None, f"{error}: check the link's peer id and address, or ask for a new link", BadInput)
     except (TransportError, RefuseFrame) as error:
-        return _Answer(public, None, str(error), False)
+        return _Answer(public, None, str(error))
     if isinstance(message, Refused):
-        elsewhere = message.reason == "another swarm"
-        reason = "the seed is in another swarm: check the id, or ask for a new link"
-        return _Answer(public, None, reason if elsewhere else f"the seed says: {message.reason[:80]}", elsewhere)
+        if message.reason == "another swarm":
+            return _Answer(public, None, "the seed is in another swarm: check the id, or ask for a new link", BadInput)
+        return _Answer(public, None, f"the seed says: {message.reason[:80]}")
     if not isinstance(message, SpecReply):
-        return _Answer(public, None, "the seed sent no spec", False)
+        return _Answer(public, None, "the seed sent no spec")
     try:
         spec = SwarmSpec.from_bytes(message.spec)
     except RefuseFrame as error:
         reason = f"the seed sent a spec that this version can't use ({error}): update tscale-node, or the seed lies"
-        return _Answer(public, None, reason, True)
+        return _Answer(public, None, reason, BadInput)
     if spec.swarm_id != swarm_id:
         reason = "the seed sent a spec that does not hash to the id: the link is wrong, or the seed lies"
-        return _Answer(public, None, reason, True)
-    return _Answer(public, spec, "", True)
+        return _Answer(public, None, reason, BadInput)
+    return _Answer(public, spec)

@@ -1,53 +1,40 @@
-"""Wire versions: which one two peers speak, or why they can't, told on both ends."""
+"""Wire versions: which one this program speaks, and what to do about a peer that speaks another one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tscale.protocol.canonical import unpack
+from tscale.protocol.errors import RefuseFrame
 
 WIRE_VERSION = 1
 WIRE_MIN = 1
+"""The oldest version that is still spoken; a peer record carries both."""
+
+_MAX_HEADER_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRange:
-    """The wire versions a peer speaks, both ends included."""
-
-    wire_min: int
-    wire_max: int
-
-
-OURS = VersionRange(WIRE_MIN, WIRE_VERSION)
-
-
-@dataclass(frozen=True, slots=True)
-class Agreed:
-    """Both speak `version`, the highest in common."""
-
-    version: int
+def read_version(frame: bytes) -> int | None:
+    """The wire version at the start of a frame's header, which is there in every version. None: this is no frame."""
+    header_bytes = int.from_bytes(frame[:4], "little")
+    if header_bytes > min(_MAX_HEADER_BYTES, len(frame) - 4):
+        return None
+    try:
+        head = unpack(bytes(frame[4 : 4 + header_bytes]), _MAX_HEADER_BYTES)
+    except RefuseFrame:
+        return None
+    first = head[0] if isinstance(head, tuple) and head else None
+    return first if type(first) is int and 0 < first < 1 << 16 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """No version in common. `reason_here` is for our user, `reason_there` goes to the other end."""
-
-    reason_here: str
-    reason_there: str
+def is_spoken(version: int) -> bool:
+    """Whether this program speaks a wire version."""
+    return WIRE_MIN <= version <= WIRE_VERSION
 
 
-def negotiate(here: VersionRange, there: VersionRange) -> Agreed | Refused:
-    """The highest version both ranges hold, or a reason for each end."""
-    version = min(here.wire_max, there.wire_max)
-    if version >= max(here.wire_min, there.wire_min):
-        return Agreed(version)
-    if here.wire_max < there.wire_min:
-        return Refused(_reason(here, there, "update this node"), _reason(there, here, "the other one must update"))
-    return Refused(_reason(here, there, "the other one must update"), _reason(there, here, "update this node"))
+def describe_other(version: int) -> str:
+    """For the user of a node that met a peer of a version it does not speak: who has to update."""
+    advice = "update tscale-node here" if version > WIRE_VERSION else "the swarm's nodes have to be updated"
+    return f"the seed speaks wire version {version}, this node only {_spoken()}: {advice}"
 
 
-def _reason(own: VersionRange, other: VersionRange, advice: str) -> str:
-    return f"this node speaks wire {_text(own)}, the other one {_text(other)}: {advice}"
-
-
-def _text(versions: VersionRange) -> str:
-    low, high = versions.wire_min, versions.wire_max
-    return f"version {high}" if low == high else f"versions {low} to {high}"
+def _spoken() -> str:
+    return str(WIRE_VERSION) if WIRE_MIN == WIRE_VERSION else f"{WIRE_MIN} to {WIRE_VERSION}"

@@ -11,7 +11,8 @@ from tests.helpers.virtual_loop import run_virtually
 from tscale.node.bootstrap import ASK_TIMEOUT_S, contacts_of, contacts_of_links, fetch_spec, is_peer_record
 from tscale.node.transport.base import TransportError, WrongPeer
 from tscale.node.transport.memory import MemoryNetwork, MemoryTransport
-from tscale.protocol.errors import BadInput
+from tscale.protocol.canonical import pack
+from tscale.protocol.errors import BadInput, VersionRefused
 from tscale.protocol.hashing import blob_ref
 from tscale.protocol.identity import Identity
 from tscale.protocol.messages import GetSpec, Message, Refused, SpecReply, decode, encode
@@ -111,6 +112,19 @@ def test_an_answer_that_will_not_change_is_an_error_once_nobody_else_is_left(rep
     with pytest.raises(BadInput, match=says):
         run_virtually(seeds.run())
     assert sorted(seeds.asked) == [0, 1]
+
+
+async def answer_in_wire_2(public: bytes, payload: bytes, timeout_s: float) -> bytes:
+    header = pack((2, "whatever wire 2", {"has": "here"}))
+    return len(header).to_bytes(4, "little") + header
+
+
+def test_a_seed_of_another_wire_version_ends_the_node_with_a_code_of_its_own() -> None:
+    seeds = Seeds(GOOD)
+    seeds.own.request = answer_in_wire_2  # type: ignore[method-assign]
+    with pytest.raises(VersionRefused, match="speaks wire version 2, this node only 1: update tscale-node") as caught:
+        run_virtually(seeds.run())
+    assert caught.value.exit_code == 7 and "\n" not in str(caught.value)
 
 
 def test_a_liar_beside_a_seed_that_is_down_is_not_the_end() -> None:

@@ -26,6 +26,35 @@ from tscale.protocol.spec import (
 
 PRESET_NAMES = ("demo", "tiny", "nano")
 
+_MODEL = ModelSpec("tscale", width=64, heads=2, head_dim=32, layers=4, window=128, vocab=256, relu=1, combine=4)
+_INNER = InnerSpec(
+    batch=4,
+    context=128,
+    lr_muon=0.07,
+    lr_adam=0.03,
+    weight_decay=0.0,
+    momentum=0.9,
+    warmup_tokens=40_000,
+    schedule_tokens=1_600_000,
+    final_lr_fraction=0.1,
+)
+_CODEC = CodecSpec(
+    (
+        RungSpec("1/64", kept_per_chunk=64, bits=2, gain=2.0, lone_only=False),
+        RungSpec("1/32", kept_per_chunk=128, bits=2, gain=2.0, lone_only=False),
+        RungSpec("1/16", kept_per_chunk=256, bits=2, gain=2.0, lone_only=False),
+        RungSpec("dense32", kept_per_chunk=4096, bits=32, gain=1.0, lone_only=True),
+    ),
+    small_numel=1024,
+)
+_CAPS = CapsSpec(
+    max_blob_bytes=8 << 20,
+    max_contribution_tokens=1_000_000,
+    max_rms=4.0,
+    max_dataset_bytes=256 << 20,
+    max_snapshot_bytes=32 << 20,
+)
+
 
 def preset(name: str, /, *, data: tuple[BlobRef, ...], owner: bytes, t0_unix_s: float, **overrides: Any) -> SwarmSpec:
     """A validated spec over `data` (the shards). `overrides` replace fields of SwarmSpec (`name=`, `seeds=`, ...).
@@ -52,29 +81,11 @@ def _demo(data: tuple[BlobRef, ...], owner: bytes, t0_unix_s: float) -> SwarmSpe
         version=SPEC_VERSION,
         name="demo",
         seed=1,
-        model=ModelSpec("tscale", width=64, heads=2, head_dim=32, layers=4, window=128, vocab=256, relu=1, combine=4),
+        model=_MODEL,
         data=DataSpec("bytes", data, heldout_per_mille=60),
-        inner=InnerSpec(
-            batch=4,
-            context=128,
-            lr_muon=0.07,
-            lr_adam=0.03,
-            weight_decay=0.0,
-            momentum=0.9,
-            warmup_tokens=40_000,
-            schedule_tokens=1_600_000,
-            final_lr_fraction=0.1,
-        ),
+        inner=_INNER,
         outer=OuterSpec(eta=1.0, mu=0.0, rho=0.5, beta=0.95, age_factor=0.5),
-        codec=CodecSpec(
-            (
-                RungSpec("1/64", kept_per_chunk=64, bits=2, gain=2.0, lone_only=False),
-                RungSpec("1/32", kept_per_chunk=128, bits=2, gain=2.0, lone_only=False),
-                RungSpec("1/16", kept_per_chunk=256, bits=2, gain=2.0, lone_only=False),
-                RungSpec("dense32", kept_per_chunk=4096, bits=32, gain=1.0, lone_only=True),
-            ),
-            small_numel=1024,
-        ),
+        codec=_CODEC,
         rounds=RoundSpec(
             t0_unix_s=t0_unix_s,
             length_s=2.0,
@@ -85,13 +96,7 @@ def _demo(data: tuple[BlobRef, ...], owner: bytes, t0_unix_s: float) -> SwarmSpe
             snapshot_every=5,
             max_contributions=64,
         ),
-        caps=CapsSpec(
-            max_blob_bytes=8 << 20,
-            max_contribution_tokens=1_000_000,
-            max_rms=4.0,
-            max_dataset_bytes=256 << 20,
-            max_snapshot_bytes=32 << 20,
-        ),
+        caps=_CAPS,
         admission=AdmissionSpec(open=True, keys=()),
         owner=owner,
         seeds=(),

@@ -6,8 +6,10 @@ u = mu*u + g;  anchor = anchor - eta*(g + mu*u). With mu = 0 there is no u.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import isfinite
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +18,11 @@ from tscale.kernels.codec.implementation import chunk_coder
 from tscale.kernels.layout import Layout, TensorSpec
 
 State = tuple[np.ndarray, np.ndarray | None]
+Arrays = tuple[np.ndarray, ...]
+TensorFold = Callable[[int, Arrays, Arrays], None]
+"""Folds the tensor of an index: (anchor,) or (anchor, momentum), read from the first, written to the second."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -40,64 +47,85 @@ def fold(
     parts: Sequence[FoldPart],
     layout: Layout,
     rule: OuterRule,
-    out: State | None = None,
+    threads: int = 1,
 ) -> State:
     """The next anchor and outer momentum (float32 [P] each; the momentum is None when, and only when, mu is 0).
 
-    The inputs stay as they are, unless `out` names arrays to write to, which may be the inputs themselves. Memory
-    beyond the result: the decoded contributions and a few arrays of the largest tensor. Raises CodecError for a
-    malformed contribution (before anything is written), ValueError for a momentum that doesn't fit the rule.
+    The inputs stay as they are. Memory beyond the result: the decoded contributions, about as large as their blobs, and
+    for each thread a sum of at most one tensor. Tensors are shared out to `threads` threads, with the same bits for any
+    number. Raises CodecError for a malformed contribution (before anything is allocated), ValueError for a momentum
+    that doesn't fit the rule.
     """
-    return _fold((anchor, momentum), parts, layout, rule, out, "auto")
+    return _fold((anchor, momentum), open_parts(parts, layout, threads), layout, rule, ("auto", threads))
 
 
 def fold_reference(
-    anchor: np.ndarray,
-    momentum: np.ndarray | None,
-    parts: Sequence[FoldPart],
-    layout: Layout,
-    rule: OuterRule,
-    out: State | None = None,
+    anchor: np.ndarray, momentum: np.ndarray | None, parts: Sequence[FoldPart], layout: Layout, rule: OuterRule
 ) -> State:
     """`fold` in plain numpy: the definition, and what runs where numba is missing."""
-    return _fold((anchor, momentum), parts, layout, rule, out, "reference")
+    opened = [FoldPart(_open(part, layout, "reference"), part.weight) for part in parts]
+    return _fold((anchor, momentum), opened, layout, rule, ("reference", 1))
 
 
-def _fold(
-    state: State, parts: Sequence[FoldPart], layout: Layout, rule: OuterRule, out: State | None, impl: str
-) -> State:
+def open_parts(parts: Sequence[FoldPart], layout: Layout, threads: int = 1) -> list[FoldPart]:
+    """The parts with their blobs checked and decoded. Raises CodecError."""
+    opened = _map(lambda part: FoldPart(_open(part, layout, "auto"), part.weight), parts, threads)
+    return list(opened)
+
+
+def _fold(state: State, parts: Sequence[FoldPart], layout: Layout, rule: OuterRule, how: tuple[str, int]) -> State:
     anchor, momentum = state
     if (momentum is None) != (rule.mu == 0):
         raise ValueError("outer momentum exists exactly when mu is not 0")
     if not all(isfinite(part.weight) for part in parts):
         raise ValueError("a weight isn't finite")
-    opened = [_open(part, layout, impl) for part in parts]
-    new_anchor, new_momentum = out or (np.empty_like(anchor), None if momentum is None else np.empty_like(anchor))
-    if (momentum is None) != (new_momentum is None):
-        raise ValueError("`out` needs a momentum exactly when there is one")
-    for flat in (anchor, momentum, new_anchor, new_momentum):
+    for flat in state:
         if flat is not None:
             layout.check(flat, "state")
-    step = _outer_step_of(impl)
-    for index, place in enumerate(layout.slices):
-        sum64 = weighted_sum(opened, [part.weight for part in parts], index, layout.tensors[index].numel)
+    impl, threads = how
+    fold_tensor = _tensor_fold(parts, layout, rule, impl)
+    new_anchor, new_momentum = np.empty_like(anchor), None if momentum is None else np.empty_like(anchor)
+
+    def fold_one(index: int) -> None:
+        place = layout.slices[index]
         old = (anchor[place],) if momentum is None else (anchor[place], momentum[place])
         new = (new_anchor[place],) if new_momentum is None else (new_anchor[place], new_momentum[place])
-        step(sum64, old, new, (np.float32(rule.eta), np.float32(rule.mu)))
+        fold_tensor(index, old, new)
+
+    _map(fold_one, range(len(layout.tensors)), threads)
     return new_anchor, new_momentum
 
 
-def weighted_sum(parts: Sequence[Decoded], weights: Sequence[float], tensor_index: int, numel: int) -> np.ndarray:
-    """One tensor's sum of weight * contribution, float64 [numel], added in the order given."""
+def _tensor_fold(parts: Sequence[FoldPart], layout: Layout, rule: OuterRule, impl: str) -> TensorFold:
+    rates = (np.float32(rule.eta), np.float32(rule.mu))
+    if chunk_coder(impl) is not reference:
+        from tscale.kernels.fold_fast import tensor_fold
+
+        return tensor_fold(parts, layout, rates)
+
+    def fold_plainly(index: int, old: Arrays, new: Arrays) -> None:
+        outer_step(weighted_sum(parts, index, layout.tensors[index].numel), old, new, rates)
+
+    return fold_plainly
+
+
+def _map(call: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:
+    if threads < 2 or len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(call, items))
+
+
+def weighted_sum(parts: Sequence[FoldPart], tensor_index: int, numel: int) -> np.ndarray:
+    """One tensor's sum of weight * contribution (decoded ones), float64 [numel], added in the order given."""
     sum64 = np.zeros(numel, dtype=np.float64)
-    for part, weight in zip(parts, weights, strict=True):
-        part.add_to(sum64, tensor_index, weight)
+    for part in parts:
+        assert isinstance(part.blob, Decoded)
+        part.blob.add_to(sum64, tensor_index, part.weight)
     return sum64
 
 
-def outer_step(
-    sum64: np.ndarray, old: tuple[np.ndarray, ...], new: tuple[np.ndarray, ...], rates: tuple[np.float32, np.float32]
-) -> None:
+def outer_step(sum64: np.ndarray, old: Arrays, new: Arrays, rates: tuple[np.float32, np.float32]) -> None:
     """The plain outer step of one tensor: (anchor,) or (anchor, momentum), read from `old`, written to `new`."""
     eta, mu = rates
     with np.errstate(over="ignore"):
@@ -107,14 +135,6 @@ def outer_step(
         new[1][...] = momentum
         direction = direction + mu * momentum
     new[0][...] = old[0] - eta * direction
-
-
-def _outer_step_of(impl: str) -> Callable[..., None]:
-    if chunk_coder(impl) is reference:
-        return outer_step
-    from tscale.kernels.fold_fast import outer_step as fast_outer_step
-
-    return fast_outer_step
 
 
 def _open(part: FoldPart, layout: Layout, impl: str) -> Decoded:

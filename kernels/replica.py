@@ -20,7 +20,7 @@ import numpy as np
 
 from tscale.kernels.codec import Rung, encode
 from tscale.kernels.feedback import accumulate
-from tscale.kernels.fold import FoldPart, OuterRule, fold
+from tscale.kernels.fold import FoldPart, OuterRule, fold, open_parts
 from tscale.kernels.layout import Layout
 
 _BLOCK_VALUES = 1 << 16
@@ -85,7 +85,9 @@ class Replica:
     def fold(self, parts: list[FoldPart], *, onto_parent: bool = False) -> None:
         """Apply a manifest to the head, or, when a fork of one round is settled, to the head's parent.
 
-        The new state becomes the head and what it was built on becomes the parent. On an error nothing has changed.
+        The new state becomes the head and what it was built on becomes the parent. A fold onto the head lets the parent
+        go before the new state is made, so that no more than two are held. On one of the errors below nothing has
+        changed.
 
         Raises:
             ValueError: there is no parent to fold onto.
@@ -94,7 +96,10 @@ class Replica:
         base = self.parent if onto_parent else self.head
         if base is None:
             raise ValueError("the state before the head is not there any more")
-        anchor, momentum = fold(base.anchor, base.momentum, parts, self.layout, self.rule)
+        opened = open_parts(parts, self.layout)
+        if not onto_parent:
+            self.parent = None
+        anchor, momentum = fold(base.anchor, base.momentum, opened, self.layout, self.rule)
         self.head, self.parent = OuterState(anchor, momentum), base
 
     def prepare_rebase(self) -> None:

@@ -13,11 +13,12 @@ HALF_LARGEST = np.float32(65504)
 HALF_REACH = np.float32(2.0**29)  # from here on, float32 is coarser than 65504's last place
 
 
-def encode(residual: np.ndarray, layout: Layout, rung: Rung, impl: str = "auto") -> bytes:
+def encode(residual: np.ndarray, layout: Layout, rung: Rung, impl: str = "auto", threads: int = 1) -> bytes:
     """Encodes `residual` (float32 [P]) and leaves in it, in place, exactly what was not sent.
 
     `decode(blob).dense() + residual` equals the input in every float32. Equal input gives equal bytes (with one zstd
-    version), whatever `impl` is. Raises CodecError, with the residual untouched, if a value isn't finite.
+    version), whatever `impl` and `threads` are. Raises CodecError, with the residual untouched, if a value isn't
+    finite.
     """
     try:
         layout.check(residual, "residual")
@@ -31,7 +32,7 @@ def encode(residual: np.ndarray, layout: Layout, rung: Rung, impl: str = "auto")
         blob = pack_exact(residual, layout)
         residual.fill(0.0)
         return blob
-    streams = coder.encode_chunks(residual, plan)  # first, because it may find a value that isn't finite
+    streams = coder.encode_chunks(residual, plan, threads)  # first, because it may find a value that isn't finite
     return pack_streams(streams, _take_small(residual, layout, plan), layout, rung)
 
 

@@ -1,16 +1,18 @@
 """The chunk coder in numba: the same streams as `reference`, bit for bit, several times faster than a top-k selection.
 
-Selection works on the absolute values' bits (as int32 they sort like the values). The previous chunk's threshold is
-moved until it lets a few times `keep` values through, those are gathered, and bisection over their bits gives the exact
-threshold. No parallel loops (training owns the cores), and the GIL is released. Importing this module needs numba.
+No parallel loops (training owns the cores), but the GIL is released, and chunks can be shared out to threads.
+Importing this module needs numba.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from tscale.kernels.codec.errors import CodecError
+from tscale.kernels.codec.fast_select import Scratch, largest_bits, new_scratch, select_largest
 from tscale.kernels.codec.magnitudes import BIAS, CODES, HALF_STEP, REACH, SHIFT, SPLIT_ABOVE_MEAN, magnitude_table
 from tscale.kernels.codec.plan import ChunkPlan
 from tscale.kernels.codec.rung import CHUNK
@@ -18,9 +20,6 @@ from tscale.kernels.codec.streams import ESCAPE, Streams, mask_positions, unpack
 
 MAGNITUDE_MASK = 0x7FFFFFFF
 LARGEST_FINITE = 0x7F7FFFFF
-MARGIN = 1 << 19  # the next chunk's first threshold lies about 5 % under this one's
-STEP = 1 << 20
-ENOUGH = 3  # times `keep` candidates are few enough to gather
 
 
 class Chunks(NamedTuple):
@@ -47,115 +46,6 @@ class Cursor(NamedTuple):
     sent: int
     gap: int
     bit: int
-
-
-class Scratch(NamedTuple):
-    """Buffers of one chunk."""
-
-    bits: np.ndarray  # int32 [CHUNK], absolute values as bits
-    flags: np.ndarray  # uint8 [CHUNK], whether a value is a candidate
-    groups: np.ndarray  # int32 [CHUNK / 8 + 1], groups of eight values with a candidate
-    where: np.ndarray  # int32 [CHUNK + 1], candidates' positions
-    chosen: np.ndarray  # int32 [CHUNK], candidates' bits
-    rounded: np.ndarray  # float32 [1], for looking at a mean's bits
-
-
-@njit(cache=True, nogil=True)
-def _count(bits: np.ndarray, limit: np.int32) -> int:
-    total = 0
-    for i in range(len(bits)):
-        total += bits[i] >= limit
-    return total
-
-
-@njit(cache=True, nogil=True)
-def _largest(bits: np.ndarray) -> np.int32:
-    worst = np.int32(0)
-    for i in range(len(bits)):
-        worst = max(worst, bits[i])
-    return worst
-
-
-@njit(cache=True, nogil=True)
-def _gather(bits: np.ndarray, limit: np.int32, scratch: Scratch) -> np.int64:
-    """Leaves the positions of the values of at least `limit` in scratch.where; how many.
-
-    Without a branch on the data: flags, then the groups of eight that have one, then the flagged ones of these.
-    """
-    where, flags, groups = scratch.where, scratch.flags, scratch.groups
-    for i in range(len(bits)):
-        flags[i] = bits[i] >= limit
-    stop = (len(bits) + 7) // 8
-    for i in range(len(bits), 8 * stop):
-        flags[i] = 0
-    eights = flags.view(np.uint64)
-    hit = np.uint64(0)
-    for group in range(stop):
-        groups[hit] = group
-        hit += np.uint64(eights[group] != 0)
-    found = np.uint64(0)
-    for g in range(np.int64(hit)):
-        for i in range(8 * groups[g], 8 * groups[g] + 8):
-            where[found] = i
-            found += np.uint64(flags[i])
-    return np.int64(found)
-
-
-@njit(cache=True, nogil=True)
-def _loose_limit(bits: np.ndarray, keep: int, guess: int, largest: int) -> int:
-    """A limit that at least `keep` values reach and not many more, or 1 when no more than `keep` are non-zero."""
-    low, high = 1, largest + 1
-    limit = min(max(guess, low), largest)
-    step = STEP
-    while high - low > 1:
-        count = _count(bits, np.int32(limit))
-        if keep <= count <= ENOUGH * keep:
-            return limit
-        if count < keep:
-            high = limit
-            limit -= step
-        else:
-            low = limit
-            limit += step
-        step *= 2
-        if not low < limit < high:
-            limit = (low + high) // 2
-    return low
-
-
-@njit(cache=True, nogil=True)
-def _exact_limit(candidates: np.ndarray, keep: int, low: int, high: int) -> int:
-    """The `keep`-th largest: the greatest limit that `keep` values still reach (low is reached, high is not)."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _count(candidates, np.int32(middle)) >= keep:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@njit(cache=True, nogil=True)
-def _select(bits: np.ndarray, keep: int, guess: int, largest: int, scratch: Scratch) -> tuple[int, int]:
-    """Leaves the `keep` largest in scratch.where and scratch.chosen; how many, and a guess for the next chunk."""
-    where, chosen = scratch.where, scratch.chosen
-    limit = _loose_limit(bits, keep, guess, largest)
-    found = _gather(bits, np.int32(limit), scratch)
-    for j in range(found):
-        chosen[j] = bits[where[j]]
-    if found <= keep:
-        return found, (limit if limit > 1 else guess)
-    exact = _exact_limit(chosen[:found], keep, limit, largest + 1)
-    ties = keep - _count(chosen[:found], np.int32(exact + 1))
-    kept = 0
-    for j in range(found):
-        value = chosen[j]
-        if value > exact or (value == exact and ties > 0):
-            ties -= value == exact
-            where[kept] = where[j]
-            chosen[kept] = value
-            kept += 1
-    return kept, exact - MARGIN
 
 
 @njit(cache=True, nogil=True)
@@ -248,14 +138,14 @@ def _encode(
         bits = scratch.bits[: len(raw)]
         for i in range(len(raw)):
             bits[i] = raw[i] & np.int32(MAGNITUDE_MASK)
-        largest = np.int64(_largest(bits))
+        largest = np.int64(largest_bits(bits))
         if largest > LARGEST_FINITE:
             return c, sent, gap
         cursor = Cursor(sent, gap, bit)
         bit += len(raw)
         if largest == 0:
             continue
-        found, guess = _select(bits, chunks.keep[c], guess, largest, scratch)
+        found, guess = select_largest(bits, chunks.keep[c], guess, largest, scratch)
         low, high = _choose_codes(scratch.chosen[:found].view(np.float32), scratch.rounded)
         out.codes[c, 0], out.codes[c, 1] = low, high
         sent, gap = _emit(values, scratch, (table[low], table[high], found), out, cursor, masked)
@@ -263,46 +153,93 @@ def _encode(
     return len(chunks.starts), sent, gap
 
 
-def encode_chunks(residual: np.ndarray, plan: ChunkPlan) -> Streams:
-    """`reference.encode_chunks`: same bytes, same changes to `residual` (float32 [P]), same error."""
-    most, mask_bytes = int(plan.keep_C.sum()), (plan.chunked_numel + 7) // 8
+class Piece(NamedTuple):
+    """A run of a plan's chunks that one thread encodes: what came of it, in streams of its own."""
+
+    chunks: Chunks
+    out: Output
+    done: int
+    sent: int
+    gap: int
+
+
+def encode_chunks(residual: np.ndarray, plan: ChunkPlan, threads: int = 1) -> Streams:
+    """`reference.encode_chunks`: same bytes, same changes to `residual` (float32 [P]), same error.
+
+    The chunks are shared out to `threads` threads; the bytes are the same for any number of them.
+    """
+    bounds = [plan.chunks * i // threads for i in range(threads + 1)]
+    runs = [slice(a, b) for a, b in pairwise(bounds) if b > a or threads == 1]
+    if len(runs) < 2:
+        pieces = [_encode_run(residual, plan, slice(0, plan.chunks))]
+    else:
+        with ThreadPoolExecutor(len(runs)) as pool:
+            pieces = list(pool.map(lambda run: _encode_run(residual, plan, run), runs))
+    if any(piece.done < len(piece.chunks.starts) for piece in pieces):
+        for piece in pieces:
+            _put_back(residual, piece, plan.masked)
+        raise CodecError("the residual has a value that isn't finite")
+    return _join(pieces, plan.masked)
+
+
+def _encode_run(residual: np.ndarray, plan: ChunkPlan, run: slice) -> Piece:
+    chunks = Chunks(plan.starts_C[run], plan.lengths_C[run], plan.keep_C[run])
+    most, numel = int(chunks.keep.sum()), int(chunks.lengths.sum())
+    place_bytes = (numel + 7) // 8 if plan.masked else most + int((chunks.lengths // ESCAPE).sum())
     out = Output(
-        counts=np.zeros(plan.chunks, dtype=np.uint16),
-        codes=np.zeros((plan.chunks, 2), dtype=np.uint8),
-        places=np.zeros(mask_bytes if plan.masked else most + int((plan.lengths_C // ESCAPE).sum()), dtype=np.uint8),
+        counts=np.zeros(len(chunks.starts), dtype=np.uint16),
+        codes=np.zeros((len(chunks.starts), 2), dtype=np.uint8),
+        places=np.zeros(place_bytes, dtype=np.uint8),
         signs=np.zeros((most + 7) // 8, dtype=np.uint8),
         uppers=np.zeros((most + 7) // 8, dtype=np.uint8),
     )
-    scratch = Scratch(
-        bits=np.empty(CHUNK, dtype=np.int32),
-        flags=np.empty(CHUNK, dtype=np.uint8),
-        groups=np.empty(CHUNK // 8 + 1, dtype=np.int32),
-        where=np.empty(CHUNK + 1, dtype=np.int32),
-        chosen=np.empty(CHUNK, dtype=np.int32),
-        rounded=np.empty(1, dtype=np.float32),
-    )
-    chunks = Chunks(plan.starts_C, plan.lengths_C, plan.keep_C)
-    done, sent, gap = _encode(residual, chunks, magnitude_table(), scratch, out, plan.masked)
-    if done < plan.chunks:
-        _put_back(residual, plan, out, done)
-        raise CodecError("the residual has a value that isn't finite")
-    flag_bytes = (sent + 7) // 8
+    return Piece(chunks, out, *_encode(residual, chunks, magnitude_table(), new_scratch(), out, plan.masked))
+
+
+def _join(pieces: list[Piece], masked: bool) -> Streams:
+    """The pieces' streams one after the other; bits close up."""
+    sent = [piece.sent for piece in pieces]
+    numel = [int(piece.chunks.lengths.sum()) for piece in pieces]
+    if masked:
+        places = _join_bits([piece.out.places for piece in pieces], numel)
+    else:
+        places = np.concatenate([piece.out.places[: piece.gap] for piece in pieces])
     return Streams(
-        counts_C=out.counts,
-        codes_C2=out.codes,
-        places=out.places if plan.masked else out.places[:gap],
-        signs=out.signs[:flag_bytes],
-        uppers=out.uppers[:flag_bytes],
+        counts_C=np.concatenate([piece.out.counts for piece in pieces]),
+        codes_C2=np.concatenate([piece.out.codes for piece in pieces]),
+        places=places,
+        signs=_join_bits([piece.out.signs for piece in pieces], sent),
+        uppers=_join_bits([piece.out.uppers for piece in pieces], sent),
     )
 
 
-def _put_back(residual: np.ndarray, plan: ChunkPlan, out: Output, done: int) -> None:
-    """Undoes the first `done` chunks, exactly: what was sent plus what was left is what there was.
+def _join_bits(packed: list[np.ndarray], counts: list[int]) -> np.ndarray:
+    """The first `counts[i]` bits of every array, one after the other."""
+    joined = np.zeros((sum(counts) + 7) // 8 + 1, dtype=np.uint8)  # a byte to spare for the shift
+    first = 0
+    for bits, count in zip(packed, counts, strict=True):
+        _append_bits(joined, first, bits[: (count + 7) // 8])
+        first += count
+    return joined[:-1]
+
+
+@njit(cache=True, nogil=True)
+def _append_bits(joined: np.ndarray, first: int, bits: np.ndarray) -> None:
+    place, shift = first >> 3, first & 7
+    for i in range(len(bits)):
+        value = np.uint16(bits[i]) << shift
+        joined[place + i] |= np.uint8(value & 0xFF)
+        joined[place + i + 1] |= np.uint8(value >> 8)
+
+
+def _put_back(residual: np.ndarray, piece: Piece, masked: bool) -> None:
+    """Undoes what a piece has done, exactly: what was sent plus what was left is what there was.
 
     Looking for infinities in a pass of its own would cost as much time as the whole selection.
     """
-    counts, lengths = out.counts[:done].astype(np.int64), plan.lengths_C[:done]
-    if plan.masked:
+    chunks, out, done = piece.chunks, piece.out, piece.done
+    counts, lengths = out.counts[:done].astype(np.int64), chunks.lengths[:done]
+    if masked:
         positions = mask_positions(out.places, 0, int(lengths.sum()))
     else:
         positions, _ = expand_positions(out.places, counts, lengths)
@@ -310,7 +247,7 @@ def _put_back(residual: np.ndarray, plan: ChunkPlan, out: Output, done: int) -> 
     upper = unpack_bits(out.uppers, 0, values)
     codes = np.where(upper, np.repeat(out.codes[:done, 1], counts), np.repeat(out.codes[:done, 0], counts))
     sent = np.where(unpack_bits(out.signs, 0, values), np.float32(-1), np.float32(1)) * magnitude_table()[codes]
-    moved = np.repeat(plan.starts_C[:done] - (np.cumsum(lengths) - lengths), counts)
+    moved = np.repeat(chunks.starts[:done] - (np.cumsum(lengths) - lengths), counts)
     residual[positions + moved] += sent
 
 

@@ -15,10 +15,10 @@ def candidates(values: np.ndarray, keep: int) -> np.ndarray:
     return np.sort(order[magnitudes[order] > 0])
 
 
-def encode_chunks(residual: np.ndarray, plan: ChunkPlan) -> Streams:
+def encode_chunks(residual: np.ndarray, plan: ChunkPlan, threads: int = 1) -> Streams:
     """Selects, quantizes and takes what is sent out of `residual` (float32 [P], changed in place).
 
-    Raises CodecError, with `residual` unchanged, when a value of a chunk isn't finite.
+    Raises CodecError, with `residual` unchanged, when a value of a chunk isn't finite. `threads` is for the fast twin.
     """
     if not all(np.isfinite(residual[a : a + n]).all() for a, n in zip(plan.starts_C, plan.lengths_C, strict=True)):
         raise CodecError("the residual has a value that isn't finite")

@@ -224,7 +224,8 @@ class Session:
     def _fold(self, command: m.Fold) -> m.Folded:
         begin_s = self.parts.clock()
         onto_parent = command.parent != self.head.manifest
-        if onto_parent and (self.parent is None or command.parent != self.parent.manifest):
+        held = self.parent if self.replica.parent is not None else None
+        if onto_parent and (held is None or command.parent != held.manifest):
             raise SkipRound(f"the state after {command.parent.hex()[:12]} is not here: load a snapshot")
         if any(not math.isfinite(weight) or weight < 0 for _, weight in command.parts):
             raise RefuseFrame("a weight is not a number of zero or more")

@@ -1,5 +1,7 @@
 """The fold: its arithmetic spelled out, the twins bit for bit, order, and what it leaves alone."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -63,14 +65,66 @@ def test_numba_twin_and_reference_are_bit_equal_and_inputs_stay(rule):
     assert anchor.tobytes() == before[0]
 
 
+# three tensors of more than one block of chunks (32) whose lengths are no multiples of a chunk or a byte, so that runs
+# of chunks and streams of bits begin anywhere
+LARGE = Layout(
+    (
+        TensorSpec("a", (331, 811), "matrix"),
+        TensorSpec("b", (150_001,), "matrix"),
+        TensorSpec("c", (77, 2111), "matrix"),
+    )
+)
+RUNGS = [Rung(64), Rung(256), Rung(1024), Rung(4096), Rung(4096, 32)]
+
+
+def large_residual(seed: int) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_t(4, LARGE.numel) * 0.01).astype(np.float32)
+
+
+@pytest.mark.parametrize("rung", RUNGS[:4])
+def test_any_number_of_threads_encodes_to_the_same_bytes(rung):
+    one = large_residual(1)
+    blob = encode(one, LARGE, rung)
+    for threads in (2, 3, 7):
+        residual = large_residual(1)
+        assert encode(residual, LARGE, rung, threads=threads) == blob
+        assert residual.tobytes() == one.tobytes()
+
+
+def test_threads_leave_a_residual_that_is_not_finite_as_it_was():
+    for place in (5, LARGE.numel // 2, LARGE.numel - 1):
+        residual = large_residual(1)
+        residual[place] = np.inf
+        before = residual.tobytes()
+        with pytest.raises(CodecError, match="finite"):
+            encode(residual, LARGE, Rung(64), threads=2)
+        assert residual.tobytes() == before
+
+
 @pytest.mark.parametrize("rule", [PLAIN, NESTEROV])
-def test_in_place_gives_the_same_bits(rule):
-    anchor, momentum, parts = values(1), momentum_for(rule), some_parts()
-    expected = fold(anchor, momentum, parts, LAYOUT, rule)
-    result = fold(anchor, momentum, parts, LAYOUT, rule, out=(anchor, momentum))
-    assert result[0] is anchor and anchor.tobytes() == expected[0].tobytes()
-    if momentum is not None:
-        assert momentum.tobytes() == expected[1].tobytes()
+def test_blocks_and_threads_fold_to_the_bits_of_the_reference(rule):
+    anchor = large_residual(7)
+    momentum = large_residual(8) if rule.mu else None
+    parts = [FoldPart(encode(large_residual(20 + i), LARGE, rung), 0.3 + i) for i, rung in enumerate(RUNGS)]
+    expected = fold_reference(anchor, momentum, parts, LARGE, rule)
+    for threads in (1, 2, 5):
+        result = fold(anchor, momentum, parts, LARGE, rule, threads)
+        assert [a.tobytes() for a in result if a is not None] == [a.tobytes() for a in expected if a is not None]
+
+
+def test_a_fold_needs_the_state_and_a_little_more_than_its_blobs():
+    layout = Layout((TensorSpec("a", (2000, 1024), "matrix"), TensorSpec("b", (1000, 1024), "matrix")))
+    anchor = np.zeros(layout.numel, np.float32)
+    generator = np.random.default_rng(3)
+    blobs = [encode(generator.standard_normal(layout.numel, np.float32), layout, Rung(64)) for _ in range(8)]
+    warm_up()
+    fold(anchor, None, [FoldPart(blob, 0.1) for blob in blobs], layout, PLAIN)
+    tracemalloc.start()
+    fold(anchor, None, [FoldPart(blob, 0.1) for blob in blobs], layout, PLAIN)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    largest_bytes = 8 * layout.tensors[0].numel
+    assert anchor.nbytes < peak_bytes < anchor.nbytes + largest_bytes + 2 * sum(map(len, blobs))
 
 
 def test_decoded_parts_and_blobs_are_the_same():
@@ -113,10 +167,8 @@ def test_refusals():
         fold(anchor, values(2), parts, LAYOUT, PLAIN)
     with pytest.raises(ValueError, match="weight"):
         fold(anchor, None, [FoldPart(parts[0].blob, float("nan"))], LAYOUT, PLAIN)
-    target = np.zeros_like(anchor)
     with pytest.raises(CodecError):
-        fold(anchor, None, [parts[0], FoldPart(parts[1].blob[:-1], 1.0)], LAYOUT, PLAIN, out=(target, None))
-    assert not target.any()
+        fold(anchor, None, [parts[0], FoldPart(parts[1].blob[:-1], 1.0)], LAYOUT, PLAIN)
     with pytest.raises(ValueError, match="float32"):
         fold(anchor.astype(np.float64), None, parts, LAYOUT, PLAIN)
 

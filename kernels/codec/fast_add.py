@@ -16,8 +16,9 @@ class Coded(NamedTuple):
     """Checked streams of a contribution and their weight, in a form that numba takes."""
 
     counts: np.ndarray  # uint16 [C]
-    lows: np.ndarray  # float64 [C], weight * lower magnitude
-    highs: np.ndarray
+    lows: np.ndarray  # uint8 [C], code of the lower magnitude
+    highs: np.ndarray  # uint8 [C]
+    magnitudes: np.ndarray  # float64 by code, the weight multiplied in
     places: np.ndarray  # uint8
     signs: np.ndarray  # uint8
     uppers: np.ndarray  # uint8
@@ -25,9 +26,9 @@ class Coded(NamedTuple):
 
 def weighted(streams: Streams, weight: float) -> Coded:
     """The streams of a checked contribution with `weight` on every magnitude."""
-    table = magnitude_table().astype(np.float64) * weight
-    lows, highs = table[streams.codes_C2[:, 0]], table[streams.codes_C2[:, 1]]
-    return Coded(streams.counts_C, lows, highs, streams.places, streams.signs, streams.uppers)
+    magnitudes = magnitude_table().astype(np.float64) * weight
+    lows, highs = streams.codes_C2[:, 0], streams.codes_C2[:, 1]
+    return Coded(streams.counts_C, lows, highs, magnitudes, streams.places, streams.signs, streams.uppers)
 
 
 @njit(cache=True, nogil=True)
@@ -36,7 +37,7 @@ def add_gaps(sum64: np.ndarray, lengths: np.ndarray, coded: Coded, first: int, c
     value, place = cursor[0], cursor[1]
     start = 0
     for c in range(len(lengths)):
-        low, high = coded.lows[first + c], coded.highs[first + c]
+        low, high = coded.magnitudes[coded.lows[first + c]], coded.magnitudes[coded.highs[first + c]]
         position = start - 1
         for _ in range(coded.counts[first + c]):
             position += 1
@@ -58,7 +59,7 @@ def add_masked(sum64: np.ndarray, lengths: np.ndarray, coded: Coded, first: int,
     value, bit = cursor[0], cursor[1]
     start = 0
     for c in range(len(lengths)):
-        low, high = coded.lows[first + c], coded.highs[first + c]
+        low, high = coded.magnitudes[coded.lows[first + c]], coded.magnitudes[coded.highs[first + c]]
         for position in range(start, start + lengths[c]):
             if (coded.places[bit >> 3] >> (bit & 7)) & 1:
                 sent = high if (coded.uppers[value >> 3] >> (value & 7)) & 1 else low

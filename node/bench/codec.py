@@ -1,49 +1,21 @@
-"""What a contribution costs and how fast it is made and read, beside torch.topk alone, on one thread."""
+"""What a contribution costs and how fast it is made and read, beside torch.topk alone and the memory's own speed."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from math import lgamma, log
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
-from tscale.kernels.codec import CHUNK, CodecError, Rung, contribution_bits_per_parameter, decode, encode
-from tscale.kernels.feedback import accumulate
-from tscale.kernels.init import init_state
-from tscale.kernels.inner import InnerConfig, InnerTrainer
-from tscale.kernels.layout import Layout, TensorSpec
-from tscale.kernels.model_config import ModelConfig, model_layout
-from tscale.node.data.corpus import ByteCorpus, shipped_book
+from tscale.kernels.codec import CHUNK, CodecError, Decoded, Rung, contribution_bits_per_parameter, decode, encode
+from tscale.node.bench.deltas import TRAINED_UP_TO, Deltas, drawn_deltas, trained_deltas
 from tscale.protocol.errors import BadInput
 
-TRAINED_UP_TO = 16_000_000  # parameters; training more takes minutes on a CPU
-ROUNDS, STEPS_PER_ROUND = 3, 2
-SEED = 1
-BETA = 0.9
 FEWEST_REPEATS, MOST_REPEATS = 5, 200
-TRAINING = InnerConfig(
-    batch=1,
-    context=64,
-    lr_muon=0.02,
-    lr_adam=0.01,
-    weight_decay=0.0,
-    momentum=0.9,
-    warmup_tokens=0,
-    schedule_tokens=1_000_000,
-    final_lr_fraction=0.1,
-)
-
-
-@dataclass(frozen=True)
-class Deltas:
-    """A residual as it stands before it is encoded (float32 [P]), its layout, and where it came from."""
-
-    residual: np.ndarray
-    layout: Layout
-    source: str
+VALUE_BITS = 2
 
 
 def run_codec_bench(
@@ -56,8 +28,9 @@ def run_codec_bench(
     """Encodes real deltas of a model of at least `parameters` at one rung; `density` overrides `kept_per_chunk`.
 
     The deltas come from a few rounds of training on the shipped book up to 16M parameters, and are drawn from a
-    heavy-tailed distribution beyond. Encode, decode and torch.topk over the same buffer take turns for about `seconds`;
-    the rates are medians, and `encode_vs_topk` is the median of the ratios within a turn. Raises BadInput.
+    heavy-tailed distribution beyond. All that is timed takes turns for about `seconds`: rates are medians, ratios are
+    medians of the ratios within a turn. `bits_vs_bound` compares with the entropy of uniform positions and two bits for
+    each value that the rung allows, `bits_vs_bound_of_sent` with that of the values that were sent. Raises BadInput.
     """
     rung = _rung(kept_per_chunk if density is None else round(density * CHUNK))
     if parameters < 1:
@@ -67,69 +40,59 @@ def run_codec_bench(
         blob = encode(deltas.residual.copy(), deltas.layout, rung)
         turns = list(_turns(deltas, rung, seconds))
     numel = deltas.layout.numel
-    encode_s, decode_s, topk_s = (median(column) for column in zip(*turns, strict=True))
+    encode_s, encode_two_s, decode_s, topk_s, read_s = (median(column) for column in zip(*turns, strict=True))
+    bits = contribution_bits_per_parameter(blob, deltas.layout)
+    bound, bound_of_sent = entropy_bounds(decode(blob, deltas.layout))
     return {
         "parameters": numel,
         "kept_per_chunk": rung.kept_per_chunk,
         "deltas": deltas.source,
         "blob_bytes": len(blob),
-        "bits_per_parameter": contribution_bits_per_parameter(blob, deltas.layout),
+        "bits_per_parameter": bits,
+        "bits_vs_bound": bits / bound,
+        "bits_vs_bound_of_sent": bits / bound_of_sent,
         "encode_params_per_s": numel / encode_s,
+        "encode_two_threads_params_per_s": numel / encode_two_s,
+        "two_threads_vs_one": median(turn[0] / turn[1] for turn in turns),
         "decode_params_per_s": numel / decode_s,
         "torch_topk_params_per_s": numel // CHUNK * CHUNK / topk_s if topk_s else None,
-        "encode_vs_topk": median(turn[2] / turn[0] for turn in turns) if topk_s else None,
+        "encode_vs_topk": median(turn[3] / turn[0] for turn in turns) if topk_s else None,
+        "encode_bytes_per_s": 4 * numel / encode_s,
+        "memory_read_bytes_per_s": 4 * numel / read_s,
+        "encode_vs_memory_read": median(turn[4] / turn[0] for turn in turns),
         "repeats": len(turns),
         "threads": 1,
     }
 
 
-def trained_deltas(parameters: int, rung: Rung) -> Deltas:
-    """The residual of the last of a few rounds (start minus end of the local parameters, with error feedback)."""
-    config = model_of_at_least(parameters)
-    layout = model_layout(config)
-    corpus = ByteCorpus(shipped_book(), heldout_per_mille=10)
-    local = init_state(config, SEED)
-    trainer = InnerTrainer(config, TRAINING, local, corpus.counts)
-    residual = np.zeros_like(local)
-    for round_number in range(ROUNDS):
-        if round_number:
-            encode(residual, layout, rung)
-        start = local.copy()
-        for step in range(STEPS_PER_ROUND):
-            number = round_number * STEPS_PER_ROUND + step
-            trainer.step(corpus.batch(bytes(32), number, TRAINING.batch, TRAINING.context), 1.0)
-        accumulate(residual, start - local, BETA)
-    return Deltas(residual, layout, "trained")
+def entropy_bounds(decoded: Decoded) -> tuple[float, float]:
+    """Bits per parameter of uniform positions and two bits a value: of all the rung allows, and of what was sent."""
+    if decoded.streams is None:
+        raise ValueError("an exact contribution has no positions")
+    plan, numel = decoded.plan, decoded.layout.numel
+    small_bits = 16 * plan.small_numel
+    allowed = sum(map(_chunk_bits, plan.lengths_C.tolist(), plan.keep_C.tolist()))
+    sent = sum(map(_chunk_bits, plan.lengths_C.tolist(), decoded.streams.counts_C.tolist()))
+    return (allowed + small_bits) / numel, (sent + small_bits) / numel
 
 
-def model_of_at_least(parameters: int) -> ModelConfig:
-    """Wide and shallow, so that few steps move every matrix: the narrowest byte model of two layers that is enough."""
-    for heads in range(1, 1000):
-        config = ModelConfig("tscale", heads * 64, heads, 64, 2, 128, 256, 1)
-        if model_layout(config).numel >= parameters:
-            return config
-    raise BadInput(f"no model has {parameters} parameters: use a smaller --parameters")
+def _chunk_bits(length: int, kept: int) -> float:
+    """log2 of (length choose kept), and the values' bits."""
+    ways = lgamma(length + 1) - lgamma(kept + 1) - lgamma(length - kept + 1)
+    return ways / log(2) + VALUE_BITS * kept
 
 
-def drawn_deltas(parameters: int) -> Deltas:
-    """Student's t with five degrees of freedom, in matrices of 1024 columns whose rows have scales of their own."""
-    rows = -(-parameters // 1024)
-    layout = Layout((TensorSpec("drawn", (rows, 1024), "matrix"),))
-    generator = np.random.default_rng(SEED)
-    residual = np.empty(layout.numel, dtype=np.float32)
-    view = layout.view(residual, "drawn")
-    for first in range(0, rows, 4096):
-        part = view[first : first + 4096]
-        part[...] = generator.standard_t(5, part.shape) * np.exp(generator.normal(-6, 0.3, (len(part), 1)))
-    return Deltas(residual, layout, "drawn")
-
-
-def _turns(deltas: Deltas, rung: Rung, seconds: float) -> Iterator[tuple[float, float, float]]:
-    """Seconds of encode, decode and topk, again and again; the topk is 0 when there is no whole chunk."""
+def _turns(deltas: Deltas, rung: Rung, seconds: float) -> Iterator[tuple[float, float, float, float, float]]:
+    """Seconds of encode on one thread and on two, decode, topk (0 without a whole chunk) and reading the buffer."""
     buffer = np.empty_like(deltas.residual)
     sums = [np.zeros(tensor.numel, dtype=np.float64) for tensor in deltas.layout.tensors]
     chunks = deltas.layout.numel // CHUNK
     magnitudes = torch.from_numpy(np.abs(deltas.residual[: chunks * CHUNK]).reshape(chunks, CHUNK))
+    words = deltas.residual[: len(deltas.residual) // 2 * 2].view(np.int64)
+
+    def encode_on(threads: int) -> tuple[float, bytes]:
+        np.copyto(buffer, deltas.residual)
+        return _timed(lambda: encode(buffer, deltas.layout, rung, threads=threads))
 
     def read(blob: bytes) -> None:
         decoded = decode(blob, deltas.layout)
@@ -140,16 +103,17 @@ def _turns(deltas: Deltas, rung: Rung, seconds: float) -> Iterator[tuple[float, 
     for turn in range(MOST_REPEATS):
         if turn >= FEWEST_REPEATS and time.perf_counter() - begin_s > seconds:
             return
-        np.copyto(buffer, deltas.residual)
-        encode_s, blob = _timed(encode, buffer, deltas.layout, rung)
-        decode_s, _ = _timed(read, blob)
-        topk_s, _ = _timed(torch.topk, magnitudes, rung.kept_per_chunk) if chunks else (0.0, None)
-        yield encode_s, decode_s, topk_s
+        encode_s, blob = encode_on(1)
+        encode_two_s, _ = encode_on(2)
+        decode_s, _ = _timed(lambda blob=blob: read(blob))
+        topk_s, _ = _timed(lambda: torch.topk(magnitudes, rung.kept_per_chunk)) if chunks else (0.0, None)
+        read_s, _ = _timed(lambda: np.add.reduce(words))
+        yield encode_s, encode_two_s, decode_s, topk_s, read_s
 
 
-def _timed(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
     begin_s = time.perf_counter()
-    result = call(*args)
+    result = call()
     return time.perf_counter() - begin_s, result
 
 

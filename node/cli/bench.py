@@ -14,6 +14,7 @@ def build_app() -> typer.Typer:
     """The command group."""
     app = typer.Typer(help="Measure the codec and the node's overhead.", no_args_is_help=True)
     app.command("codec")(codec)
+    app.command("fold")(fold)
     app.command("overhead")(overhead)
     return app
 
@@ -27,6 +28,18 @@ def codec(
     from tscale.node.bench.codec import run_codec_bench
 
     _show(run_codec_bench(parameters=parameters, density=density), as_json)
+
+
+def fold(
+    parameters: Annotated[int, typer.Option("--parameters", min=1, help="The size of the model.")] = 125_000_000,
+    contributions: Annotated[int, typer.Option("--contributions", min=1, help="How many are folded.")] = 16,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads that share the tensors.")] = 2,
+    as_json: options.Json = False,
+) -> None:
+    """Time and memory of decoding a round's contributions and folding them into a model."""
+    from tscale.node.bench.fold import run_fold_bench
+
+    _show(run_fold_bench(parameters, contributions, threads), as_json)
 
 
 def overhead(as_json: options.Json = False) -> None:

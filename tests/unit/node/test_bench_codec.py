@@ -1,8 +1,13 @@
 """The codec's benchmark: its keys, its refusals, and the size of real deltas."""
 
+from math import comb, log2
+
+import numpy as np
 import pytest
 
-from tscale.node.bench.codec import run_codec_bench
+from tscale.kernels.codec import CHUNK, Rung, decode, encode
+from tscale.kernels.layout import Layout, TensorSpec
+from tscale.node.bench.codec import entropy_bounds, run_codec_bench
 from tscale.protocol.errors import BadInput
 
 
@@ -11,7 +16,16 @@ def test_a_small_run_has_every_figure():
     assert result["deltas"] == "trained" and result["repeats"] == 5 and result["kept_per_chunk"] == 128
     assert 0.2 < result["bits_per_parameter"] < 0.275
     rates = ("encode_params_per_s", "decode_params_per_s", "torch_topk_params_per_s", "encode_vs_topk")
-    assert all(result[key] > 0 for key in rates)
+    assert all(result[key] > 0 for key in (*rates, "two_threads_vs_one", "encode_vs_memory_read"))
+
+
+def test_the_entropy_bound_is_that_of_uniform_positions_and_two_bits_a_value():
+    layout = Layout((TensorSpec("a", (8 * CHUNK,), "matrix"), TensorSpec("s", (100,), "small")))
+    residual = np.random.default_rng(1).standard_normal(layout.numel).astype(np.float32)
+    allowed, sent = entropy_bounds(decode(encode(residual, layout, Rung(64)), layout))
+    expected = 8 * (log2(comb(CHUNK, 64)) + 2 * 64) + 16 * 100
+    assert allowed == pytest.approx(expected / layout.numel, rel=1e-9)
+    assert 0.5 * allowed < sent <= allowed
 
 
 def test_density_names_the_rung():
@@ -25,7 +39,8 @@ def test_refusals(wrong):
 
 
 @pytest.mark.slow
-def test_real_deltas_of_ten_million_parameters_cost_at_most_0_152_bits():
+def test_real_deltas_of_ten_million_parameters_cost_at_most_0_150_bits():
     result = run_codec_bench(parameters=10_000_000, kept_per_chunk=64, seconds=0)
     assert result["parameters"] >= 10_000_000 and result["deltas"] == "trained"
-    assert result["bits_per_parameter"] <= 0.152
+    assert result["bits_per_parameter"] <= 0.150
+    assert result["bits_vs_bound"] <= 1.025

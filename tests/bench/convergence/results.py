@@ -16,8 +16,8 @@ from tests.bench.convergence.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[3]
 LAB = "tests/bench/convergence"
-CODE = ("kernels/**/*.py", "node/data/corpus.py", f"{LAB}/swarm.py", f"{LAB}/rules.py")
-FORMAT = 1
+CODE = ("kernels/**/*.py", "node/data/corpus.py", f"{LAB}/swarm.py", f"{LAB}/rules.py", f"{LAB}/texts.py")
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Result:
     loss: float
     curve: tuple[Point, ...]
     cpu_s: float = 0.0
+    refused: int = 0
 
 
 def run_key(setting: Setting) -> str:

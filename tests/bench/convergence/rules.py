@@ -17,6 +17,8 @@ from tscale.kernels.inner import InnerTrainer
 from tscale.kernels.layout import Layout
 from tscale.kernels.muon import AdamW
 
+FIXED_TRIPLE = (3.4445, -4.7750, 2.0315)
+"""Muon as it was first published: the same quintic in every Newton-Schulz step."""
 BINS = 4
 BIN_RANGE_DEVIATIONS = 6.0
 
@@ -41,6 +43,19 @@ class _AdamWEverywhere:
         """One step; the rate for Muon is not used."""
         del lr_muon
         self._adam.step(flat, grad, lr_adam)
+
+
+def use_fixed_triple(trainer: InnerTrainer) -> None:
+    """Newton-Schulz with one triple for all steps."""
+    muon = trainer._optimizer._muon
+    muon._triples = (FIXED_TRIPLE,) * len(muon._triples)
+
+
+def attacked(sent: np.ndarray, layout: Layout, attack: str, draw: np.random.Generator) -> np.ndarray:
+    """What a hostile peer sends instead of `sent` [P]: with the other sign, ten times as large, or at random places."""
+    if attack == "random":
+        return np.concatenate([draw.permutation(sent[where]) for where in layout.slices])
+    return sent * np.float32({"sign-flip": -1, "times-ten": 10}[attack])
 
 
 def keep_largest(residual: np.ndarray, layout: Layout, kept: int) -> tuple[np.ndarray, float]:

@@ -55,6 +55,7 @@ def run(variant: Variant, code: str, final_windows: int = FINAL_WINDOWS) -> Resu
         tokens_folded=tally.tokens_folded,
         bits_per_parameter=tally.bits_sent / max(tally.round, 1) / np.size(anchor),
         missed=tally.missed,
+        refused=tally.refused,
         largest_rms=tally.largest_rms,
         loss=loss,
         curve=tuple(curve),

@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
 from tests.bench.convergence import rules
-from tests.bench.convergence.variant import DENSE, Variant
-from tscale.kernels.codec import Decoded, Rung, decode, encode
+from tests.bench.convergence.texts import own_part, read_text
+from tests.bench.convergence.variant import DENSE, Density, Variant
+from tscale.kernels.codec import CodecError, Decoded, Rung, decode, encode, verify
 from tscale.kernels.fold import FoldPart, OuterRule
 from tscale.kernels.init import init_state
 from tscale.kernels.inner import InnerTrainer, lr_scale
 from tscale.kernels.replica import OuterState, Replica
-from tscale.node.data.corpus import ByteCorpus, load_text_file, shipped_book
+from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker.kernel_config import KernelConfig, kernel_config
 from tscale.node.worker.session import batch_key
 from tscale.protocol.hashing import blob_ref, digest
@@ -27,7 +29,8 @@ from tscale.protocol.presets import preset
 from tscale.protocol.spec import NO_OWNER, SwarmSpec
 
 EXACT = Rung(DENSE, 32)
-MOBY_DICK = "moby-dick"
+PACKAGES = Path(__file__).parents[1] / "out"
+FINISH = 0.9
 
 
 @dataclass(frozen=True)
@@ -62,26 +65,31 @@ class Tally:
     bits_sent: float = 0.0
     contributions: int = 0
     missed: int = 0
+    refused: int = 0
     largest_rms: float = 0.0
 
 
 def set_up(variant: Variant) -> Setting:
     """The preset of a variant, with the variant's settings in it, in the kernels' terms."""
-    text = shipped_book() if variant.corpus == MOBY_DICK else load_text_file(variant.corpus)
+    text = read_text(variant.corpus, PACKAGES)
     spec = preset(variant.preset, data=(blob_ref(text),), owner=NO_OWNER, t0_unix_s=0.0, seed=variant.seed)
     given = {name: getattr(variant, name) for name in ("lr_muon", "lr_adam", "batch", "context")}
     inner = replace(spec.inner, **{name: value for name, value in given.items() if value is not None})
     warmup_tokens = min(spec.inner.warmup_tokens, variant.tokens // 10)
     inner = replace(inner, warmup_tokens=warmup_tokens, schedule_tokens=variant.tokens)
     outer = replace(spec.outer, eta=variant.eta, mu=variant.mu, rho=variant.rho, beta=variant.beta)
-    spec = replace(spec, inner=inner, outer=replace(outer, age_factor=variant.age_factor))
+    caps = spec.caps if variant.max_rms is None else replace(spec.caps, max_rms=variant.max_rms)
+    spec = replace(spec, inner=inner, outer=replace(outer, age_factor=variant.age_factor), caps=caps)
     return Setting(variant, spec, kernel_config(spec), ByteCorpus(text, spec.data.heldout_per_mille))
 
 
 def make_trainer(setting: Setting, local: np.ndarray) -> InnerTrainer:
     """The inner trainer of one peer, over its local parameters [P]."""
     kind = rules.AdamWTrainer if setting.variant.inner == "adamw" else InnerTrainer
-    return kind(setting.kernels.model, setting.kernels.inner, local, setting.corpus.counts)
+    trainer = kind(setting.kernels.model, setting.kernels.inner, local, setting.corpus.counts)
+    if setting.variant.polar == "fixed":
+        rules.use_fixed_triple(trainer)
+    return trainer
 
 
 class Peer:
@@ -95,6 +103,7 @@ class Peer:
         self.replica.load(state)
         self.replica.go_to_start()
         self.trainer = make_trainer(setting, self.replica.local)
+        self.corpus = own_part(setting.corpus, index, variant.peers) if variant.own_text else setting.corpus
         self.public = digest("lab peer", index.to_bytes(4, "little"))
         self._steps_done = self._base_steps = 0
         self._key, self._lr_scale = b"", 0.0
@@ -110,16 +119,15 @@ class Peer:
         """Inner steps. Raises ArithmeticError when a loss is not finite."""
         inner = self.setting.kernels.inner
         for _ in range(steps):
-            tokens_BT = self.setting.corpus.batch(self._key, self._base_steps, inner.batch, inner.context)
+            tokens_BT = self.corpus.batch(self._key, self._base_steps, inner.batch, inner.context)
             if not math.isfinite(self.trainer.step(tokens_BT, self._lr_scale)):
                 raise ArithmeticError("the loss is not finite")
             self._base_steps += 1
         self._steps_done += steps
 
-    def close(self) -> Contribution:
+    def close(self, density: Density) -> Contribution:
         """The contribution of the steps since the last close."""
         variant, layout, inner = self.setting.variant, self.replica.layout, self.setting.kernels.inner
-        density = variant.density(self.index)
         compressor = _compressor(variant)
         if compressor is None or density.bits == 32:
             blob = self.replica.close(Rung(density.kept, density.bits))
@@ -173,8 +181,9 @@ class Swarm:
             closed = []
             for peer in self.peers:
                 peer.train(variant.steps[peer.index] - self._early_steps(peer))
-                closed.append(peer.close())
+                closed.append(peer.close(self._density(peer.index)))
             self._count(closed)
+            closed = self._let_in(closed)
             pending = self._arrived(closed)
             self.tally.round += 1
             if not variant.overlap:
@@ -185,6 +194,38 @@ class Swarm:
     def _early_steps(self, peer: Peer) -> int:
         """Steps that a peer does before the fold of the last round reaches it."""
         return round(self.setting.variant.overlap * self.setting.variant.steps[peer.index]) if self.tally.round else 0
+
+    def _density(self, peer: int) -> Density:
+        variant = self.setting.variant
+        if variant.finish and self.tally.tokens_folded >= FINISH * variant.tokens:
+            return variant.finish[peer % len(variant.finish)]
+        return variant.density(peer)
+
+    def _let_in(self, closed: list[Contribution]) -> list[Contribution]:
+        """What the attackers make of theirs, checked as the worker checks what it fetched (caps.max_rms)."""
+        variant, first = self.setting.variant, self.setting.variant.peers - self.setting.variant.attackers
+        layout, checked = self.setting.kernels.layout, []
+        for contribution in closed:
+            if contribution.author >= first:
+                draw = np.random.default_rng((variant.seed, self.tally.round, contribution.author))
+                density = self._density(contribution.author)
+                values = rules.attacked(contribution.decoded.dense(), layout, variant.attack, draw)
+                blob = encode(values, layout, Rung(density.kept, density.bits))
+                try:
+                    verify(blob, layout, self.setting.spec.caps.max_rms)
+                except CodecError:
+                    self.tally.refused += 1
+                    continue
+                contribution.decoded = decode(blob, layout)
+            checked.append(contribution)
+        return checked
+
+    def _gain(self, contribution: Contribution) -> float:
+        variant = self.setting.variant
+        if variant.late_gain is None:
+            return contribution.gain
+        done = min(self.tally.tokens_folded / variant.tokens, 1.0)
+        return contribution.gain + (variant.late_gain - contribution.gain) * done
 
     def _admit(self) -> None:
         variant = self.setting.variant
@@ -229,7 +270,9 @@ class Swarm:
             sent = [c.decoded.dense() for c in contributions]
             self.head = OuterState(rules.mean_over_senders(self.head.anchor, sent, variant.eta), None)
         else:
-            shared = [FoldPart(c.decoded, c.gain * (s / total)) for c, s in zip(contributions, shares, strict=True)]
+            shared = [
+                FoldPart(c.decoded, self._gain(c) * (s / total)) for c, s in zip(contributions, shares, strict=True)
+            ]
             self.peers[0].replica.fold(shared)
             self.head = self.peers[0].replica.head
         self.tally.tokens_folded += sum(c.tokens for c in contributions)

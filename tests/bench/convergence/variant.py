@@ -6,11 +6,26 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tests.bench.convergence.texts import TEXTS
+
 METHODS = ("swarm", "data-parallel", "sparseloco")
 INNER = ("muon", "adamw")
 VALUES = ("codec", "one-magnitude", "float32")
 LATE = ("let-go", "fold-next", "put-back")
+ATTACKS = ("sign-flip", "times-ten", "random")
+POLAR = ("minimax", "fixed")
 DENSE = 4096
+
+
+CHOICES = {
+    "method": METHODS,
+    "inner": INNER,
+    "values": VALUES,
+    "late": LATE,
+    "attack": ATTACKS,
+    "polar": POLAR,
+    "corpus": TEXTS,
+}
 
 
 @dataclass(frozen=True)
@@ -34,9 +49,15 @@ class Variant:
     overlap      the fold arrives when this share of the next round's steps is done (0: everybody waits for it).
     lost         this share of the contributions misses its manifest. "let-go": never folded. "fold-next": the next
                  manifest has them, with `age_factor`. "put-back": back into the residual whole (lab only).
+    attackers    this many peers, the last ones, send their honest contribution turned round ("sign-flip"), ten times as
+                 large, or its values at random places of each tensor. What the product's check refuses is not folded.
     joins        rounds at whose start the last peers of `steps` join, one each; the others are there from the start.
+    own_text     every peer trains on a part of the text of its own; else on all of it.
+    late_gain    the gain goes from its density's to this, linearly over the run (lab only).
+    finish       densities of the last tenth of the run, instead of `densities`.
+    polar        the inner Newton-Schulz steps: "minimax", or "fixed" for one published triple (rules.py).
     tokens       the run ends when the manifests have taken this many, and the learning rate's schedule with it.
-    lr_muon, lr_adam, batch, context: None for the preset's.
+    lr_muon, lr_adam, batch, context, max_rms: None for the preset's.
     """
 
     name: str
@@ -52,7 +73,14 @@ class Variant:
     overlap: float = 0.0
     lost: float = 0.0
     late: str = "let-go"
+    attackers: int = 0
+    attack: str = "sign-flip"
+    max_rms: float | None = None
     joins: tuple[int, ...] = ()
+    own_text: bool = False
+    late_gain: float | None = None
+    finish: tuple[Density, ...] = ()
+    polar: str = "minimax"
     method: str = "swarm"
     inner: str = "muon"
     lr_muon: float | None = None
@@ -66,11 +94,13 @@ class Variant:
 
     def __post_init__(self) -> None:
         """Refuse what the lab can't run. Raises ValueError."""
-        for value, known in ((self.method, METHODS), (self.inner, INNER), (self.values, VALUES), (self.late, LATE)):
-            if value not in known:
-                raise ValueError(f"{self.name}: {value!r} is none of {known}")
+        for field, known in CHOICES.items():
+            if getattr(self, field) not in known:
+                raise ValueError(f"{self.name}: {getattr(self, field)!r} is none of {known}")
         if not self.steps or min(self.steps) < 1 or len(self.densities) not in (1, len(self.steps)):
             raise ValueError(f"{self.name}: needs steps for every peer, and one density or one for each peer")
+        if not 0 <= self.attackers < len(self.steps):
+            raise ValueError(f"{self.name}: somebody must be honest")
         if not 0 <= self.overlap < 1 or not 0 <= self.lost < 1 or len(self.joins) >= len(self.steps):
             raise ValueError(f"{self.name}: overlap and lost are in [0, 1), and somebody must be there from the start")
         if self.joins != tuple(sorted(self.joins)) or self.tokens < 1:
@@ -84,7 +114,7 @@ class Variant:
         return len(self.steps)
 
     def density(self, peer: int) -> Density:
-        """What a peer sends."""
+        """What a peer sends before the last tenth of the run."""
         return self.densities[peer % len(self.densities)]
 
     def joins_at(self, peer: int) -> int:
@@ -94,10 +124,9 @@ class Variant:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Everything but the name, as JSON values."""
-        fields: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        del fields["name"]
-        return fields
+        """Everything that is not at its default, but the name, as JSON values."""
+        default = asdict(Variant(self.name))
+        return json.loads(json.dumps({key: value for key, value in asdict(self).items() if value != default[key]}))
 
     def seeded(self, seed: int) -> Variant:
         """The same with another seed: other starting parameters, batches and losses."""

@@ -75,6 +75,11 @@ def decisive(size: Variant, seeds: tuple[int, ...]) -> tuple[Question, ...]:
         Question("How many peers", DENSE_MULOCO.name, _counts(), seeds),
         Question("Residual decay", SIXTEENTH.name, _decays(), seeds),
         Question("What a kept value travels as", SIXTEENTH.name, _values(), seeds),
+        Question("One peer in ten attacks", "10 peers, 1/16", _attacks(), seeds),
+        Question("Every peer has a text of its own", DENSE_MULOCO.name, _own_texts(), seeds),
+        Question("Newton-Schulz: minimax against one fixed triple", DATA_PARALLEL.name, _polar(), seeds),
+        Question("What would mend 1/64", DENSE_MULOCO.name, _mends(), seeds),
+        Question("The same bytes: fewer values often or more values seldom", DENSE_MULOCO.name, _often(), seeds),
     )
     return tuple(replace(q, variants=tuple(_sized(v, size) for v in q.variants)) for q in questions)
 
@@ -185,7 +190,90 @@ def _values() -> tuple[Variant, ...]:
     )
 
 
+def _attacks() -> tuple[Variant, ...]:
+    ten = replace(SIXTEENTH, name="10 peers, 1/16", steps=peers(10, 5), batch=2, tokens=60 * 10 * 5 * 2 * 128)
+    large = replace(ten, attackers=1, attack="times-ten", max_rms=1.0)
+    attacks = ("sign-flip", "times-ten", "random")
+    return (
+        ten,
+        *(replace(ten, name=f"10 peers, 1/16, one attacks: {a}", attackers=1, attack=a) for a in attacks),
+        replace(large, name="10 peers, 1/16, one attacks: times-ten, max_rms 1"),
+    )
+
+
+def _own_texts() -> tuple[Variant, ...]:
+    own = {"own_text": True}
+    return (
+        replace(DENSE_MULOCO, name="dense float32, Nesterov 0.7/0.6, own texts", **own),
+        replace(SIXTEENTH, name="1/16, gain 2, own texts", **own),
+        replace(SIXTEENTH, name="1/16, gain 2, own texts, restart at the anchor", rho=0.0, **own),
+        replace(BASE, name="1/64, gain 2, own texts", **own),
+        replace(BASE, name="1/64, gain 2, own texts, restart at the anchor", rho=0.0, **own),
+        DENSE_MULOCO,
+        SIXTEENTH,
+        BASE,
+    )
+
+
+def _polar() -> tuple[Variant, ...]:
+    fixed = {"polar": "fixed"}
+    return (
+        DATA_PARALLEL,
+        replace(DATA_PARALLEL, name="data-parallel Muon, fixed triple", **fixed),
+        SIXTEENTH,
+        replace(SIXTEENTH, name="1/16, gain 2, fixed triple", **fixed),
+    )
+
+
+def _mends() -> tuple[Variant, ...]:
+    return (
+        DENSE_MULOCO,
+        BASE,
+        replace(BASE, name="1/64, gain 2, the last tenth at 1/8", finish=sparse(8)),
+        replace(BASE, name="1/64, gain from 2 to 1", late_gain=1.0),
+        replace(BASE, name="1/64, gain from 3 to 1", densities=sparse(64, 3.0), late_gain=1.0),
+        *(replace(BASE, name=f"1/64, gain 2, residual decay {b}", beta=b) for b in (0.9, 0.99, 1.0)),
+        replace(BASE, name="1/64, gain 2, local residual whole, no decay", rho=1.0, beta=1.0),
+        *(replace(BASE, name=f"1/64, gain 2, rates x {x}", **_rates(x)) for x in (0.5, 0.7, 1.4)),
+    )
+
+
+def _often() -> tuple[Variant, ...]:
+    return (
+        DENSE_MULOCO,
+        replace(BASE, name="1/64, 5 steps a round", steps=peers(4, 5)),
+        replace(BASE, name="1/64, 20 steps a round", steps=peers(4, 20)),
+        replace(SIXTEENTH, name="1/16, 20 steps a round", steps=peers(4, 20)),
+        replace(SIXTEENTH, name="1/16, 40 steps a round", steps=peers(4, 40)),
+        replace(BASE, name="1/32, 20 steps a round", densities=sparse(32), steps=peers(4, 20)),
+        *(replace(DENSE_MULOCO, name=f"dense, {h} steps a round", steps=peers(4, h)) for h in (5, 20, 40)),
+        BASE,
+        SIXTEENTH,
+    )
+
+
+def gates(seeds: tuple[int, ...]) -> Question:
+    """Eight peers of 2 x 128 tokens a step, 10 steps a round, 100 rounds: what the gates of the page are judged by."""
+    tokens = 100 * 8 * 10 * 2 * 128
+    swarm = {"steps": peers(8), "batch": 2, "tokens": tokens}
+    dense, sixteenth = replace(DENSE_MULOCO, **swarm), replace(SIXTEENTH, **swarm)
+    parallel = replace(DATA_PARALLEL, **swarm)
+    variants = (
+        replace(BASE, name="8 x 2: 1/64, gain 2", **swarm),
+        replace(dense, name="8 x 2: dense float32, Nesterov 0.7/0.6"),
+        replace(parallel, name="8 x 2: data-parallel Muon"),
+        replace(ALONE, name="8 x 2: one peer alone, same time", batch=2, tokens=tokens // 8),
+        replace(dense, name="8 x 2: dense 2-bit, Nesterov 0.7/0.6", densities=DENSE2),
+        replace(sixteenth, name="8 x 2: 1/16, gain 2"),
+        replace(BASE, name="8 x 2: 1/32, gain 2", densities=sparse(32), **swarm),
+        replace(parallel, name="8 x 2: data-parallel Muon, rates x 2", **_rates(2)),
+        replace(sixteenth, name="8 x 2: 1/16, gain 2, 30 % lost", lost=0.3),
+    )
+    return Question("Eight peers, 100 rounds", variants[1].name, variants, seeds)
+
+
 QUICK = (key_question((1,)),)
-FIRST = decisive(BASE, (1, 2, 3))
+GATES = (gates((1, 2, 3)),)
+FIRST = (*GATES, *decisive(BASE, (1, 2, 3)))
 FULL = decisive(replace(BASE, preset="tiny", tokens=8_192_000), (1, 2, 3))
-LISTS = {"quick": QUICK, "demo": FIRST, "tiny": FULL}
+LISTS = {"gates": GATES, "quick": QUICK, "demo": FIRST, "tiny": FULL}

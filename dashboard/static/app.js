@@ -23,6 +23,18 @@ const sinceView = () => (performance.now() - received) / 1000;
 const serverNow = () => view.now_unix_s + sinceView();
 const ageOf = (source) => (isNumber(source.age_s) ? source.age_s + sinceView() : null);
 
+// What the node does, or "stopped", "stale" (its status is old: it was killed, or nothing reaches this page) or "none".
+function activityOf(source) {
+  if (!source.snapshot) return "none";
+  if (source.snapshot.activity === "stopped") return "stopped";
+  return ageOf(source) > view.stale_after_s ? "stale" : source.snapshot.activity;
+}
+
+const activityName = (activity) =>
+  ({ stale: connection === "lost" ? "no fresh status" : "not running", none: "no status" })[activity]
+  ?? ACTIVITY[activity] ?? activity;
+const runs = (source) => !["none", "stopped", "stale"].includes(activityOf(source));
+
 function chosenSource() {
   const wanted = new URLSearchParams(location.hash.slice(1)).get("node");
   const byId = (id) => view.sources.find((source) => source.id === id);
@@ -33,22 +45,22 @@ function problemOf(source) {
   if (connection === "lost" && sinceView() > view.stale_after_s) {
     return `The dashboard has not answered for ${duration(sinceView())}; these are its last figures.`;
   }
-  if (source.snapshot?.activity === "stopped") return `This node stopped ${ago(ageOf(source))}; these are its last figures.`;
-  const age = ageOf(source);
-  const stale = isNumber(age) && age > view.stale_after_s
-    ? `No fresh status for ${duration(age)}. The node may be gone; these are its last figures.` : "";
+  const activity = activityOf(source);
+  if (activity === "stopped") return `This node stopped ${ago(ageOf(source))}; these are its last figures.`;
+  const stale = activity === "stale"
+    ? `No fresh status for ${duration(ageOf(source))}. The node may be gone; these are its last figures.` : "";
   return [source.problem, stale].filter(Boolean).join(" ");
 }
 
-function lead(snapshot) {
+function lead(snapshot, activity) {
   const alive = snapshot.peers.filter((peer) => peer.alive && peer.role === "trainer").length;
   const here = {
     training: `${plural(alive, "peer")} training together`,
     alone: "One peer, training alone until others come",
     serving: `A seed, serving ${plural(alive, "training peer")}`,
-  }[snapshot.activity] ?? `This node is ${ACTIVITY[snapshot.activity] ?? snapshot.activity}`;
+  }[activity] ?? (activity === "stale" ? "This node does not report" : `This node is ${activityName(activity)}`);
   const model = `a model of ${count(snapshot.model.parameters)} parameters`;
-  const reason = ["training", "alone", "serving"].includes(snapshot.activity) ? "" : ` ${snapshot.reason}`;
+  const reason = ["training", "alone", "serving", "stale"].includes(activity) ? "" : ` ${snapshot.reason}`;
   return `${here}: ${model}.${reason}`;
 }
 
@@ -71,11 +83,10 @@ function showNodes(current) {
 function showHero(source) {
   const snapshot = source.snapshot;
   setText("swarm-name", snapshot ? snapshot.swarm_name : "Waiting for a node");
-  const stale = snapshot && !(ageOf(source) <= view.stale_after_s) && snapshot.activity !== "stopped";
-  const activity = stale ? "stale" : snapshot ? snapshot.activity : "none";
-  setText("activity", { stale: "no fresh status", none: "no status" }[activity] ?? ACTIVITY[activity] ?? activity);
+  const activity = activityOf(source);
+  setText("activity", activityName(activity));
   document.getElementById("activity").dataset.activity = activity;
-  setText("lead", snapshot ? lead(snapshot) : "The page fills in by itself as soon as a node writes its status.");
+  setText("lead", snapshot ? lead(snapshot, activity) : "The page fills in by itself as soon as a node writes its status.");
   const problem = problemOf(source);
   setText("problem", problem);
   setHidden("problem", !problem);
@@ -97,10 +108,10 @@ function showWarnings(warnings) {
   }));
 }
 
-function showRound(round, stopped) {
+function showRound(round, runsNow) {
   setText("round-number", round.number);
   const left = round.ends_unix_s - serverNow();
-  const over = stopped || left < -round.length_s;
+  const over = !runsNow || left < -round.length_s;
   setText("round-left", over ? "–" : left > 0 ? `${duration(Math.ceil(left))} left` : "closing");
   const passed = over ? 0 : Math.min(1, Math.max(0, 1 - left / round.length_s));
   document.getElementById("round-bar").value = isNumber(passed) ? passed : 0;
@@ -137,13 +148,14 @@ function showTiles(snapshot) {
 }
 
 function showFacts(source) {
-  const { node, model, round, training, credit, swarm_id: swarmId } = source.snapshot;
+  const { node, model, round, training, credit, swarm_id: swarmId, updated_unix_s: updated } = source.snapshot;
   const facts = [
     ["Swarm", swarmId],
     ["Model", `${model.kind}, ${count(model.parameters)} parameters`],
     ["Seen from", `${source.label} (${node.role}, version ${node.version})`],
     ["Peer id", node.peer_id],
-    ["Running for", duration(serverNow() - node.started_unix_s)],
+    runs(source) ? ["Running for", duration(serverNow() - node.started_unix_s)]
+      : ["Ran for", duration(updated - node.started_unix_s)],
     ["Time spent training", training.utilisation === null ? "–" : percent(training.utilisation)],
     ["Contributions taken", `${count(credit.contributions_accepted)}, missed ${count(credit.contributions_missed)}`],
     ["Last contribution", credit.last_reason || (credit.contributions_accepted > 0 ? "taken" : "–")],
@@ -152,17 +164,16 @@ function showFacts(source) {
   ];
   const list = document.getElementById("facts");
   if (list.childElementCount !== facts.length) {
-    list.replaceChildren(...facts.map(([name]) => {
+    list.replaceChildren(...facts.map(() => {
       const row = document.createElement("div");
       row.append(document.createElement("dt"), document.createElement("dd"));
-      row.firstChild.textContent = name;
       return row;
     }));
   }
-  facts.forEach(([, value], i) => {
-    const cell = list.children[i].lastChild;
-    if (cell.textContent !== value) cell.textContent = value;
-  });
+  facts.forEach((texts, i) => texts.forEach((text, part) => {
+    const cell = list.children[i].children[part];
+    if (cell.textContent !== text) cell.textContent = text;
+  }));
 }
 
 async function refreshHistory(source) {
@@ -193,24 +204,27 @@ function showHistoryTable(history) {
   }));
 }
 
-function showLive() {
-  document.getElementById("live").dataset.state = connection;
-  setText("live-text", { live: "live", lost: "reconnecting", waiting: "connecting" }[connection]);
+// "live" is said of a node that runs, not of the connection to a page about one that ended.
+function showLive(source) {
+  const state = connection === "live" && source?.snapshot && !runs(source) ? "ended" : connection;
+  const live = document.getElementById("live");
+  live.dataset.connection = connection;
+  live.dataset.state = state;
+  setText("live-text", { live: "live", ended: "not live", lost: "reconnecting", waiting: "connecting" }[state]);
 }
 
 function show() {
-  showLive();
-  if (!view) return;
+  if (!view) return showLive(null);
   const source = chosenSource() ?? NOBODY;
+  showLive(source);
   showNodes(source);
   showHero(source);
   setHidden("run", !source.snapshot);
   if (!source.snapshot) return showWarnings([]);
-  const age = ageOf(source);
   showWarnings(source.snapshot.warnings);
-  showRound(source.snapshot.round, source.snapshot.activity === "stopped" || !(age <= view.stale_after_s));
+  showRound(source.snapshot.round, runs(source));
   showTiles(source.snapshot);
-  showPeers(source.snapshot.peers, age);
+  showPeers(source.snapshot.peers, ageOf(source), runs(source) ? "" : activityName(activityOf(source)));
   showFacts(source);
   return refreshHistory(source);
 }
@@ -226,6 +240,6 @@ new LiveView(
   (state) => {
     connection = state;
     if (state === "live") shown.history = null; // a restarted server counts its revisions anew
-    showLive();
+    show();
   },
 );

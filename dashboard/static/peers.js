@@ -41,33 +41,43 @@ function put(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-function fill(row, peer, age, most) {
+// What is known of a peer once this node has ended is how it was then.
+function stateOf(peer, ended) {
+  if (!ended) return peer.alive ? "alive" : "gone";
+  return peer.this_node ? ended : peer.alive ? "was alive" : "gone";
+}
+
+function fill(row, peer, now, most) {
   const [name, id, role, state, seen, version, tokens] = row.cells;
-  row.classList.toggle("gone", !peer.alive);
+  const alive = peer.alive && !now.ended;
+  row.classList.toggle("gone", !alive);
   put(name.firstChild, peer.name || "unnamed");
   name.firstChild.classList.toggle("unnamed", !peer.name);
   name.lastChild.hidden = !peer.this_node;
   put(id.firstChild, shortId(peer.peer_id));
   id.firstChild.title = peer.peer_id;
   put(role, peer.role);
-  state.firstChild.dataset.alive = peer.alive;
-  put(state.lastChild, peer.alive ? "alive" : "gone");
-  put(seen, peer.this_node ? "now" : isNumber(peer.last_seen_s) ? ago(peer.last_seen_s + (age ?? 0)) : "–");
+  state.firstChild.dataset.alive = alive;
+  put(state.lastChild, stateOf(peer, now.ended));
+  const seen_s = peer.this_node ? 0 : peer.last_seen_s;
+  put(seen, peer.this_node && !now.ended ? "now" : isNumber(seen_s) ? ago(seen_s + now.age) : "–");
   put(version, peer.version || "–");
   put(tokens.lastChild, peer.role === "seed" && peer.tokens === 0 ? "–" : count(peer.tokens));
   tokens.firstChild.firstChild.style.width = `${most > 0 ? (100 * peer.tokens) / most : 0}%`;
   tokens.firstChild.hidden = peer.tokens === 0;
 }
 
-// `age` is how old the snapshot is, in seconds: "last seen" counts on from it.
-export function showPeers(peers, age) {
+// `age` is how old the snapshot is, in seconds: "last seen" counts on from it. `ended` says why this node does not run,
+// or is empty.
+export function showPeers(peers, age, ended) {
   const body = document.getElementById("peers");
   const sorted = [...peers].sort(order);
   const most = Math.max(0, ...sorted.map((peer) => peer.tokens));
   while (body.rows.length > sorted.length) body.lastElementChild.remove();
   while (body.rows.length < sorted.length) body.append(newRow());
-  sorted.forEach((peer, i) => fill(body.rows[i], peer, age, most));
+  sorted.forEach((peer, i) => fill(body.rows[i], peer, { age: age ?? 0, ended }, most));
   const alive = sorted.filter((peer) => peer.alive).length;
-  setText("peers-sub", sorted.length ? `${alive} alive of ${plural(sorted.length, "peer")} known` : "");
+  const known = `${alive} alive of ${plural(sorted.length, "peer")} known${ended ? " at its last report" : ""}`;
+  setText("peers-sub", sorted.length ? known : "");
   setHidden("peers-none", sorted.length > 0);
 }

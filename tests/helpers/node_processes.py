@@ -174,10 +174,12 @@ class Nodes:
         self.tmp.mkdir()
         self.book.write_bytes(shipped_book_path().read_bytes()[:200_000])
 
-    def start(self, name: str, command: str, *args: str, state: str = "", **env: str) -> NodeProcess:
+    def start(
+        self, name: str, command: str, *args: str, state: str = "", module: str = "tscale.node.cli", **env: str
+    ) -> NodeProcess:
         """Run `tscale-node <command> <args>` with `--json`. A second start of a name replaces its output files."""
         state_dir = self.base / "state" / (state or name)
-        line = [sys.executable, "-m", "tscale.node.cli", command, *args, "--state-dir", str(state_dir), "--json"]
+        line = [sys.executable, "-m", module, command, *args, "--state-dir", str(state_dir), "--json"]
         with (self.base / f"{name}.out").open("wb") as out, (self.base / f"{name}.err").open("wb") as err:
             process = subprocess.Popen(
                 line,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tscale.node.config import NodeConfig
 from tscale.node.statedir import StateDir, default_state_dir, holder_pid, lock, open_state_dir
-from tscale.protocol.errors import StateInUse
+from tscale.protocol.errors import BadInput, StateInUse
 from tscale.protocol.fields import is_swarm_id
 
 MAX_INSTANCES = 64
@@ -59,9 +59,11 @@ def find_folders(base: Path, swarm: str | None) -> list[StateDir]:
     """The folders of nodes under `base`, running or not, sorted by name.
 
     `swarm` is a swarm id, which means all its folders, or the name of one folder (`<swarm_id>-1` for the first, whose
-    folder has no number); None means every swarm.
+    folder has no number); None means every swarm. Raises BadInput when `base` is a file.
     """
     if not base.is_dir():
+        if base.exists():
+            raise BadInput(f"{base} is a file, not a folder: choose another --state-dir")
         return []
     if swarm is not None and (first := folder_of(swarm)) != swarm:
         return [StateDir(base / first)] if (base / first).is_dir() else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from itertools import takewhile
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from tscale.node.cli.create import create
 from tscale.node.cli.demo import demo
 from tscale.node.cli.doctor import doctor
 from tscale.node.cli.identity import build_app as build_identity
-from tscale.node.cli.join import join, seed
+from tscale.node.cli.join import JOIN_HELP, SEED_HELP, command_as
 from tscale.node.cli.leave import leave
 from tscale.node.cli.logfile import log_unexpected
 from tscale.node.cli.running import EXIT_INTERRUPTED
@@ -33,7 +34,7 @@ def run_command(argv: list[str]) -> int:
     except BrokenPipeError:
         return EXIT_UNEXPECTED
     except Exception as error:  # noqa: BLE001 - the boundary: the traceback goes to the log file
-        return _report(error)
+        return _report(error, argv)
 
 
 def build_app() -> typer.Typer:
@@ -49,8 +50,8 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_show_version)
     app.command("create")(create)
-    app.command("join")(join)
-    app.command("seed")(seed)
+    app.command("join", help=JOIN_HELP)(command_as("trainer"))
+    app.command("seed", help=SEED_HELP)(command_as("seed"))
     app.command("status")(status)
     app.command("leave")(leave)
     app.command("doctor")(doctor)
@@ -74,16 +75,24 @@ def _show_version(
     """Train a language model together with other computers."""
 
 
-def _report(error: Exception) -> int:
+def _report(error: Exception, argv: list[str]) -> int:
     known = find_known(error)
     if known is not None:
         return _fail(str(known), known.exit_code if isinstance(known, StopNode) else EXIT_UNEXPECTED)
     describe = getattr(error, "format_message", None)
     if describe is not None:  # typer's own errors: an unknown option, a missing argument
-        return _fail(f"{describe()} (see tscale-node --help)", getattr(error, "exit_code", EXIT_USAGE))
+        message = describe() or "a command is missing."
+        return _fail(f"{message} (see {_help_of(error, argv)})", getattr(error, "exit_code", EXIT_USAGE))
     path = log_unexpected(error)
     where = f"details in {path}" if path is not None else "and no log file could be written"
     return _fail(f"unexpected error: {type(error).__name__}: {error}; {where}", EXIT_UNEXPECTED)
+
+
+def _help_of(error: Exception, argv: list[str]) -> str:
+    """The command that explains what was typed wrong: the error's own, else what stands before the first option."""
+    words = " ".join(takewhile(lambda word: not word.startswith("-"), argv))
+    command = getattr(getattr(error, "ctx", None), "command_path", None) or f"tscale-node {words}"
+    return f"{command.strip()} --help"
 
 
 def find_known(error: BaseException) -> TscaleError | None:

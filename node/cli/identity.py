@@ -12,9 +12,10 @@ import typer
 from tscale.node.cli import options
 from tscale.node.cli.status import folder_name
 from tscale.node.config import load_config
-from tscale.node.instances import base_dir, find_folders, folder_of, shown_name
+from tscale.node.instances import base_dir, find_folders, folder_of, shown_name, swarm_of
 from tscale.node.statedir import StateDir, lock, open_state_dir, read_identity, write_identity
 from tscale.protocol.errors import BadInput
+from tscale.protocol.identity import Identity
 
 _Swarm = Annotated[str, typer.Option("--swarm", help="A swarm id, `demo`, or the name of one node's folder.")]
 _File = Annotated[Path, typer.Argument(help="The key file.")]
@@ -63,8 +64,10 @@ def import_key(
 ) -> None:
     """Use the key in FILE for a swarm's node on this machine. Never run one key on two machines at once."""
     identity = read_identity(file)
-    name = folder_name(swarm)
-    state = open_state_dir(base_dir(state_dir, load_config()), folder_of(name or swarm))
+    base, name = base_dir(state_dir, load_config()), folder_of(folder_name(swarm) or swarm)
+    found = find_folders(base, folder_name(swarm))
+    state = _only_one(swarm, found) if found else open_state_dir(base, name)
+    _refuse_twin(identity, state, base)
     with ExitStack() as stack:
         stack.enter_context(lock(state))
         if replace:
@@ -82,10 +85,23 @@ def _one_folder(swarm: str, state_dir: Path | None) -> StateDir:
     states = find_folders(base_dir(state_dir, load_config()), folder_name(swarm))
     if not states:
         raise BadInput(f"there is no node of {swarm} here: `tscale-node status` lists all of them")
+    return _only_one(swarm, states)
+
+
+def _only_one(swarm: str, states: list[StateDir]) -> StateDir:
     if len(states) > 1:
         names = ", ".join(shown_name(state.path.name) for state in states)
         raise BadInput(f"{swarm} has several nodes here: give one of {names} with --swarm")
     return states[0]
+
+
+def _refuse_twin(identity: Identity, state: StateDir, base: Path) -> None:
+    """Two nodes of a swarm with one key would each undo what the other says."""
+    for other in find_folders(base, swarm_of(state.path.name)):
+        if other.path == state.path or not other.identity_key.exists():
+            continue
+        if read_identity(other.identity_key).public == identity.public:
+            raise BadInput(f"{shown_name(other.path.name)} has this key already: a key is for one node of a swarm")
 
 
 def _say(done: str, peer_id: str, file: Path, as_json: bool) -> None:

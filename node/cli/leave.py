@@ -34,7 +34,7 @@ def leave(
     if not states:
         raise BadInput(f"there is no node of {swarm} here: `tscale-node status` lists all of them")
     if forget and not yes:
-        _confirm(states)
+        _confirm(states, ask=not as_json)
     left = [state for state in states if is_running(state)]
     for state in left:
         atomic_write(state.path / LEAVE_REQUEST, b"", durable=False)
@@ -45,7 +45,12 @@ def leave(
             shutil.rmtree(state.path)
     if as_json:
         names = [state.path.name for state in states]
-        typer.echo(json.dumps({"left": [state.path.name for state in left], "forgotten": names if forget else []}))
+        report = {
+            "left": [state.path.name for state in left],
+            "not_running": [state.path.name for state in states if state not in left],
+            "forgotten": names if forget else [],
+        }
+        typer.echo(json.dumps(report))
         return
     for state in states:
         ended = "left" if state in left else "was not running"
@@ -66,8 +71,8 @@ def wait_until_free(state: StateDir, timeout_s: float) -> None:
         (state.path / LEAVE_REQUEST).unlink(missing_ok=True)
 
 
-def _confirm(states: list[StateDir]) -> None:
+def _confirm(states: list[StateDir], ask: bool) -> None:
     names = ", ".join(state.path.name for state in states)
-    if not sys.stdin.isatty():
+    if not ask or not sys.stdin.isatty():
         raise BadInput(f"--forget removes the keys of {names} for good: add --yes to do it")
     typer.confirm(f"Remove all files of {names}, keys included?", abort=True)

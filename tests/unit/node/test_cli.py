@@ -123,6 +123,22 @@ def test_bad_input_is_one_line_and_code_2(
     assert daemon.options is None
 
 
+@pytest.mark.parametrize(
+    ("argv", "see"),
+    [
+        ([], "a command is missing. (see tscale-node --help)"),
+        (["join", "--swarm", "x", "--prot", "1"], "(see tscale-node join --help)"),
+        (["identity", "export", "--swarm"], "(see tscale-node identity export --help)"),
+        (["--swarm"], "(see tscale-node --help)"),
+    ],
+)
+def test_a_usage_error_names_the_help_of_the_command_that_was_typed(
+    argv: list[str], see: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(argv) == 2
+    assert one_line(capsys).endswith(f"{see}\n")
+
+
 @pytest.mark.parametrize("content", [b"", bytes(range(256)) * 8])
 def test_empty_and_binary_data_are_refused(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], daemon: FakeDaemon

@@ -139,7 +139,7 @@ def test_leave_asks_the_node_and_waits_for_its_lock(base: Path, capsys: pytest.C
     thread.start()
     assert locked.wait(10)
     left = run(capsys, "leave", "--swarm", SWARM, "--state-dir", str(base))
-    assert left == {"left": [SWARM], "forgotten": []}
+    assert left == {"left": [SWARM], "not_running": [f"{SWARM}-2"], "forgotten": []}
     thread.join(10)
     assert not is_running(state)
     assert not (idle.path / LEAVE_REQUEST).exists()
@@ -163,7 +163,8 @@ def test_forget_needs_a_yes_and_removes_one_folder_only(base: Path, capsys: pyte
     assert run_command(argv) == 2
     assert "add --yes" in capsys.readouterr().err
     assert other.path.exists()
-    assert run(capsys, *argv, "--yes") == {"left": [], "forgotten": [f"{SWARM}-2"]}
+    gone = [f"{SWARM}-2"]
+    assert run(capsys, *argv, "--yes") == {"left": [], "not_running": gone, "forgotten": gone}
     assert not other.path.exists()
     assert state.identity_key.exists()
 
@@ -205,6 +206,29 @@ def test_import_replaces_a_key_only_when_told_and_never_under_a_running_node(
     assert load_or_create_identity(state).peer_id == old
     assert run_command([*argv, "--replace"]) == 0
     assert load_or_create_identity(state).peer_id == new.peer_id
+
+
+def test_import_asks_which_of_several_nodes_and_gives_no_key_twice(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (open_state_dir(base, name) for name in (SWARM, f"{SWARM}-2"))
+    load_or_create_identity(first)
+    backup = tmp_path / "backup.key"
+    here = ("--state-dir", str(base), str(backup))
+    run(capsys, "identity", "export", "--swarm", f"{SWARM}-1", *here)
+    assert run_command(["identity", "import", "--swarm", SWARM, *here]) == 2
+    assert f"give one of {SWARM}-1, {SWARM}-2 with --swarm" in capsys.readouterr().err
+    assert run_command(["identity", "import", "--swarm", f"{SWARM}-2", *here]) == 2
+    assert f"{SWARM}-1 has this key already" in capsys.readouterr().err
+    assert not second.identity_key.exists()
+    assert run(capsys, "identity", "import", "--swarm", f"{SWARM}-1", *here)["file"] == str(first.identity_key)
+
+
+def test_a_file_where_the_state_directory_should_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "file"
+    place.touch()
+    assert run_command(["status", "--state-dir", str(place)]) == 2
+    assert "is a file, not a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"not a key", b"\x08\x01\x12\x40" + b"\x01" * 64])

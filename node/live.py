@@ -133,7 +133,7 @@ class TerminalDisplay:
         if snapshot.activity != self._last_activity:
             self._last_activity = snapshot.activity
             self._above(f"{snapshot.activity}: {snapshot.reason}" if snapshot.reason else snapshot.activity)
-        line = Text(live_line(snapshot, self._clock()), no_wrap=True, overflow="ellipsis")
+        line = Text(live_line(snapshot, self._clock(), self._console.width), no_wrap=True, overflow="ellipsis")
         self._live.update(line, refresh=True)
 
     def on_notice(self, line: str) -> None:
@@ -150,19 +150,32 @@ def ready_lines(link: str, addrs: list[str]) -> list[str]:
     return [f"listening on {listening}", "others join with this link (in quotes, for the shell):", link]
 
 
-def live_line(snapshot: StatusSnapshot, now_unix_s: float) -> str:
-    """The live line: round, time left, activity, speed, losses, peers, traffic."""
+def live_line(snapshot: StatusSnapshot, now_unix_s: float, width: int | None = None) -> str:
+    """The live line: round, time left, activity, speed, losses, peers, traffic.
+
+    What does not fit into `width` columns is left out, the traffic first, round and activity last.
+    """
     training, transfer = snapshot.training, snapshot.transfer
     heldout = "" if training.loss_heldout is None else f", held-out {show_loss(training.loss_heldout)}"
-    parts = [
-        f"round {snapshot.round.number}, {show_seconds(max(0.0, snapshot.round.ends_unix_s - now_unix_s))} left",
-        snapshot.activity,
-        f"{training.tokens_per_s:,.0f} tokens/s",
-        f"loss {show_loss(training.loss_train)}{heldout}",
-        f"peers {count_alive(snapshot)}",
-        f"up {show_bytes(transfer.up_bps / 8)}/s down {show_bytes(transfer.down_bps / 8)}/s",
-    ]
-    return " · ".join(parts)
+    loss = f"loss {show_loss(training.loss_train)}"
+    left_s = max(0.0, snapshot.round.ends_unix_s - now_unix_s)
+    fields = {
+        "round": f"round {snapshot.round.number}, {show_seconds(left_s)} left",
+        "activity": snapshot.activity,
+        "speed": f"{training.tokens_per_s:,.0f} tokens/s",
+        "loss": loss + heldout,
+        "peers": f"peers {count_alive(snapshot)}",
+        "traffic": f"up {show_bytes(transfer.up_bps / 8)}/s down {show_bytes(transfer.down_bps / 8)}/s",
+    }
+    for shorter in ({"traffic": ""}, {"loss": loss}, {"speed": ""}, {"peers": ""}, {"loss": ""}):
+        if width is None or len(_join_fields(fields)) <= width:
+            break
+        fields |= shorter
+    return _join_fields(fields)
+
+
+def _join_fields(fields: dict[str, str]) -> str:
+    return " · ".join(field for field in fields.values() if field)
 
 
 def round_line(snapshot: StatusSnapshot) -> str:

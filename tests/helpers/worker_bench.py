@@ -85,25 +85,3 @@ def run_rounds(bench: Bench, first: int, last: int, base: bytes) -> tuple[list[f
         bench.fold(r, base, (path, 2.0), tokens=(r + 1) * 384)
         base = manifest(r)
     return losses, base
-
-
-def test_a_resumed_worker_does_exactly_what_it_would_have_done(tmp_path: Path) -> None:
-    spec = tiny(0.6)
-    straight = open_bench(tmp_path / "straight", spec)
-    expected, base = run_rounds(straight, 0, 3, GENESIS)
-    expected += straight.steps(2)
-    more, _ = run_rounds(straight, 3, 5, base)
-
-    broken = open_bench(tmp_path / "broken", spec)
-    run_rounds(broken, 0, 3, GENESIS)
-    broken.steps(2)
-    assert broken.session.handle(m.Save()).manifest == base
-    broken.steps(4)  # lost by the kill
-    resumed = open_bench(tmp_path / "broken", spec)
-    assert resumed.ready.resumed and resumed.ready.note == ""
-    assert (resumed.ready.manifest, resumed.ready.round, resumed.ready.total_tokens) == (base, 2, 3 * 384)
-    assert resumed.ready.previous_manifest == manifest(1)
-    assert resumed.session.tally == replace(resumed.session.tally, steps=4, tokens=4 * 128)
-    again, _ = run_rounds(resumed, 3, 5, base)
-    assert again == more
-    assert resumed.digests() == straight.digests()

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 
+import pytest
 from rich.console import Console
 
 from tscale.node.live import (
@@ -68,6 +69,23 @@ def test_live_line_has_round_time_speed_losses_peers_and_traffic_in_bytes() -> N
 def test_live_line_has_the_heldout_loss_once_there_is_one() -> None:
     evaluated = dataclasses.replace(snapshot(), training=dataclasses.replace(snapshot().training, loss_heldout=2.2))
     assert "· loss 2.113, held-out 2.200 ·" in live_line(evaluated, now_unix_s=1002.0)
+
+
+@pytest.mark.parametrize(
+    ("width", "fields"),
+    [
+        (200, "8,123 tokens/s · loss 2.113, held-out 2.200 · peers 3 · up 12.0 kB/s down 34.0 kB/s"),
+        (90, "8,123 tokens/s · loss 2.113, held-out 2.200 · peers 3"),
+        (80, "8,123 tokens/s · loss 2.113 · peers 3"),
+        (55, "loss 2.113 · peers 3"),
+        (45, "loss 2.113"),
+    ],
+)
+def test_live_line_leaves_out_what_does_not_fit(width: int, fields: str) -> None:
+    evaluated = dataclasses.replace(snapshot(), training=dataclasses.replace(snapshot().training, loss_heldout=2.2))
+    line = live_line(evaluated, 1002.0, width)
+    assert line == f"round 12, 2s left · training · {fields}"
+    assert len(line) <= width
 
 
 def test_time_left_is_never_negative() -> None:

@@ -27,7 +27,7 @@ from tscale.protocol.spec import SwarmSpec
 
 
 def plain_loop(spec: SwarmSpec, rounds: int, before: int, after: int) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Training alone with an outer step, written from DESIGN's sections 4 and 7 and from nothing of the worker.
+    """Training alone with an outer step, written from the definition of a round and from nothing of the worker.
 
     `before` inner steps up to the close, `after` more until the outer step is applied. Returns anchor, local, losses.
     """

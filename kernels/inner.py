@@ -51,6 +51,13 @@ def lr_scale(cfg: InnerConfig, total_tokens: int) -> float:
     return cfg.final_lr_fraction + (1.0 - cfg.final_lr_fraction) * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
+def next_token(logits_V: torch.Tensor, temperature: float, noise: torch.Generator) -> torch.Tensor:
+    """A token drawn from the logits, int64 [1]; temperature 0 takes the likeliest."""
+    if temperature > 0.0:
+        return torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=noise)
+    return logits_V.argmax(0, keepdim=True)
+
+
 class InnerTrainer:
     """Trains `local` (float32 [P], C-contiguous, shared and updated in place) on token batches.
 
@@ -121,11 +128,7 @@ class InnerTrainer:
         with torch.no_grad():
             for _ in range(n):
                 logits_V = self._other(tokens[None, -self.model_cfg.window :])[-1]
-                if temperature > 0.0:
-                    chosen = torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=noise)
-                else:
-                    chosen = logits_V.argmax(0, keepdim=True)
-                tokens = torch.cat((tokens, chosen))
+                tokens = torch.cat((tokens, next_token(logits_V, temperature, noise)))
         return tokens[prompt_tokens.size :].numpy()
 
     def reset_momentum(self) -> None:

@@ -1,0 +1,110 @@
+"""The optimizer's step on one layer or on a part of a table, from pieces that lie anywhere.
+
+The same arithmetic as `tscale.kernels.muon` on the whole flat vector, and the same state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tscale.kernels.model_config import ModelConfig
+from tscale.kernels.muon import ADAM_BETAS, ADAM_EPS, MatrixBatch, Muon
+from tscale.kernels.offload.pieces import ModelPlaces
+
+
+class HostOptimizer:
+    """The optimizer's state in host memory: Muon's momentum of all matrices, AdamW's two moments of both tables.
+
+    `momentum` is float32 in the layout's order without the tables; `first` and `second` are [embed, head].
+    """
+
+    def __init__(self, momentum: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
+        self.momentum = momentum
+        self.first = first
+        self.second = second
+        self.adam_steps = 0
+
+    def begin_update(self, unit: int) -> None:
+        """The state of one layer, or of a table (L: embed, L + 1: head), is about to change."""
+
+    def end_update(self, unit: int) -> None:
+        """It has changed, in host memory too."""
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The state by the names of a checkpoint."""
+        return {"muon_momentum": self.momentum, "adam_first": self.first, "adam_second": self.second}
+
+    def reset(self) -> None:
+        """Forget all momentum."""
+        for tensor in self.tensors.values():
+            tensor.zero_()
+        self.adam_steps = 0
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the state, by name; the names and sizes are those of InnerOptimizer."""
+        arrays = {name: tensor.numpy().copy() for name, tensor in self.tensors.items()}
+        return arrays | {"adam_steps": np.array([self.adam_steps], np.int64)}
+
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Take over a state; ValueError when a name is missing or a size differs, and then nothing is changed."""
+        sizes = {name: (tuple(tensor.shape), np.dtype(np.float32)) for name, tensor in self.tensors.items()}
+        for name, size in (sizes | {"adam_steps": ((1,), np.dtype(np.int64))}).items():
+            given = arrays.get(name)
+            if given is None or (given.shape, given.dtype) != size:
+                raise ValueError(f"optimizer state {name!r} is missing or has another size")
+        for name, tensor in self.tensors.items():
+            tensor.copy_(torch.from_numpy(arrays[name]))
+        self.adam_steps = int(arrays["adam_steps"][0])
+
+
+def memory_optimizer(places: ModelPlaces) -> HostOptimizer:
+    """A state of zeros in main memory."""
+    moments = 2 * places.table_numel
+    return HostOptimizer(torch.zeros(places.matrix_numel), torch.zeros(moments), torch.zeros(moments))
+
+
+class LayerUpdate:
+    """Muon on the matrices of one layer. Fused projections are split into heads, as in the whole vector."""
+
+    def __init__(self, cfg: ModelConfig, places: ModelPlaces, momentum: float, weight_decay: float) -> None:
+        self._muons = []
+        for index, (rows, columns) in enumerate(places.layers[0].shapes):
+            # qc and kv come first in BlockWeights
+            part = cfg.head_dim if index < 2 else rows
+            batch = MatrixBatch(slice(0, rows * columns), (rows // part, part, columns))
+            self._muons.append(Muon((batch,), momentum, weight_decay))
+
+    def apply(
+        self,
+        weights: tuple[torch.Tensor, ...],
+        gradients: tuple[torch.Tensor, ...],
+        momentum: tuple[torch.Tensor, ...],
+        lr: float,
+    ) -> None:
+        """One step, in place on `weights` and `momentum`."""
+        for muon, weight, gradient, kept in zip(self._muons, weights, gradients, momentum, strict=True):
+            muon.momentum = kept.view(-1)
+            muon.step(weight.view(-1), gradient.view(-1), lr)
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """AdamW's step number `steps` (from 1) at rate `lr`."""
+
+    steps: int
+    lr: float
+    weight_decay: float
+
+    def apply(self, weight: torch.Tensor, grad: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
+        """One step on values that lie side by side, in place on all but `grad`."""
+        keep_first, keep_second = ADAM_BETAS
+        first.lerp_(grad, 1.0 - keep_first)
+        second.mul_(keep_second).addcmul_(grad, grad, value=1.0 - keep_second)
+        root = (second / (1.0 - keep_second**self.steps)).sqrt_().add_(ADAM_EPS)
+        if self.weight_decay:
+            weight.mul_(1.0 - self.lr * self.weight_decay)
+        weight.add_(first / root, alpha=-self.lr / (1.0 - keep_first**self.steps))

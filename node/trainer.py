@@ -251,17 +251,18 @@ class Trainer:
         return None
 
     async def _verify(self, effect: fx.VerifyBlob) -> None:
-        path = self._find(effect.root)
+        root = effect.claim.blob.root
+        path = self._find(root)
         if path is None:
             return
         try:
-            answer = await self._worker().call(Verify(str(path), effect.rung), CALL_TIMEOUT_S)
+            answer = await self._worker().call(Verify(str(path), effect.claim.rung), CALL_TIMEOUT_S)
         except SkipRound as error:  # the file can't be read: that says nothing about its author
-            _LOG.warning("blob_unreadable root=%s reason=%s", effect.root.hex()[:12], error)
-            self._store.drop(effect.root)
-            self._hooks.feed(ev.BlobMissing(effect.root))
+            _LOG.warning("blob_unreadable root=%s reason=%s", root.hex()[:12], error)
+            self._store.drop(root)
+            self._hooks.feed(ev.BlobMissing(root))
             return
-        self._hooks.feed(ev.BlobVerified(effect.root, answer.ok, answer.reason))
+        self._hooks.feed(ev.BlobVerified(effect.claim, answer.ok, answer.reason))
 
     async def _fold(self, effect: fx.Fold) -> None:
         paths = [self._find(root) for root, _ in effect.parts]

@@ -17,7 +17,7 @@ def find_majority(view: View, link: Link) -> bytes | None:
     votes = [
         s
         for s in view.pool.with_base(link.digest)
-        if s.public != view.own and s.record.blob.root in view.pool.verified and (not regulars or s.public in regulars)
+        if s.public != view.own and view.pool.is_good(s.record) and (not regulars or s.public in regulars)
     ]
     majority = majority_state(tuple(votes), link.digest)
     for child in link.children:

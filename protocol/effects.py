@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tscale.protocol.hashing import BlobRef
+
+
+class Claim(NamedTuple):
+    """What an announcement says of its blob, and what is checked as one: the size, and the rung it is coded at."""
+
+    blob: BlobRef
+    rung: int
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,7 @@ class MakeContribution:
 class VerifyBlob:
     """Decode a contribution and check it against the spec."""
 
-    root: bytes
-    rung: int
+    claim: Claim
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tscale.protocol.effects import Claim
 from tscale.protocol.hashing import BlobRef
 
 
@@ -54,7 +55,7 @@ class ContributionFailed:
 class BlobVerified:
     """A contribution's blob was decoded and checked against the spec."""
 
-    root: bytes
+    claim: Claim
     ok: bool
     reason: str
 

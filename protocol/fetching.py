@@ -7,7 +7,7 @@ from itertools import islice
 
 from tscale.protocol.effects import ChunkSource, DatasetReady, StoreChunk
 from tscale.protocol.errors import RefuseFrame
-from tscale.protocol.hashing import HASH_BYTES
+from tscale.protocol.hashing import HASH_BYTES, BlobRef
 from tscale.protocol.messages import (
     Ack,
     BlobsReply,
@@ -22,7 +22,7 @@ from tscale.protocol.messages import (
 )
 from tscale.protocol.records import Announcement, SignedRecord
 from tscale.protocol.spread import Spread
-from tscale.protocol.transfer import Ask
+from tscale.protocol.transfer import Ask, single_chunk_size_bytes
 from tscale.protocol.view import View
 
 PUSH_PEERS = 2
@@ -36,7 +36,7 @@ class Fetching:
         self.view = view
         self.spread = spread
         self.on_whole = on_whole
-        self.on_hashes: Callable[[bytes], None] = lambda root: None
+        self.on_hashes: Callable[[BlobRef], None] = lambda blob: None
         self._dataset_told = False
         self._guess_at = 0.0
 
@@ -81,66 +81,85 @@ class Fetching:
         def done(env: Envelope | None, reason: str) -> None:
             message = env.message if env is not None else None
             good = False
-            if ask.index < 0 and isinstance(message, HashesReply) and message.root == ask.root:
-                good = view.transfers.take_hashes(ask.root, split_hashes(message.hashes))
-                self.on_hashes(ask.root)
-            elif isinstance(message, ChunkReply) and env is not None and message.root == ask.root:
-                good = self._take(ask.peer, ask.root, ask.index, env.bulk)
+            if ask.index < 0 and isinstance(message, HashesReply) and message.root == ask.blob.root:
+                good = view.transfers.take_hashes(ask.blob, split_hashes(message.hashes))
+                self.on_hashes(ask.blob)
+            elif isinstance(message, ChunkReply) and env is not None and message.root == ask.blob.root:
+                good = self._take(ask.peer, ask.blob, ask.index, env.bulk)
             view.transfers.ended(ask, good, view.now)
             view.fetch_due = True
 
-        message = GetHashes(ask.root) if ask.index < 0 else GetChunk(ask.root, ask.index)
+        root = ask.blob.root
+        message = GetHashes(root) if ask.index < 0 else GetChunk(root, ask.index)
         view.request(ask.peer, message, done)
 
     def _ask_batch(self, ask: Ask) -> None:
         view = self.view
-        roots = (ask.root, *ask.more)
-        sizes = {root: view.transfers.wants[root].blob.size_bytes for root in roots}
+        blobs = {blob.root: blob for blob in (ask.blob, *ask.more)}
 
         def done(env: Envelope | None, reason: str) -> None:
-            got: tuple[bytes, ...] = ()
+            lacking = list(blobs.values())
             if env is not None and isinstance(env.message, BlobsReply):
-                got = self._take_batch(ask.peer, env.message, env.bulk, sizes)
-            view.transfers.ended(ask, env is not None, view.now, lacking=[r for r in roots if r not in got])
+                got = self._take_batch(ask.peer, env.message, env.bulk, blobs)
+                lacking = [blob for blob in lacking if blob not in got]
+            view.transfers.ended(ask, env is not None, view.now, lacking)
             view.fetch_due = True
 
-        view.request(ask.peer, GetBlobs(b"".join(roots)), done)
+        view.request(ask.peer, GetBlobs(b"".join(blobs)), done)
 
-    def _take_batch(self, peer: bytes, reply: BlobsReply, bulk: bytes, sizes: dict[bytes, int]) -> tuple[bytes, ...]:
-        """Cut the bulk at the sizes that the wants name; everything is checked against its root as it is taken."""
+    def _take_batch(self, peer: bytes, reply: BlobsReply, bulk: bytes, blobs: dict[bytes, BlobRef]) -> set[BlobRef]:
+        """Cut the bulk at the sizes that the wants name; everything is checked against its root as it is taken.
+
+        Bytes that do not fit may be the fault of whoever announced a size: these blobs are then asked for one by one.
+        """
         named = [reply.roots[i : i + HASH_BYTES] for i in range(0, len(reply.roots), HASH_BYTES)]
-        if any(root not in sizes for root in named) or sum(sizes[root] for root in named) != len(bulk):
+        if any(root not in blobs for root in named):
             self.view.members.contact(peer).strikes += 1
-            return ()
-        got, at = [], 0
-        for root in named:
-            if self._take(peer, root, 0, bulk[at : at + sizes[root]]):
-                got.append(root)
-            at += sizes[root]
-        return tuple(got)
+            return set()
+        got, at = set(), 0
+        for blob in (blobs[root] for root in named):
+            data = bulk[at : at + blob.size_bytes]
+            at += blob.size_bytes
+            if self._is_needless(blob) or self.store(blob, 0, data):
+                got.add(blob)
+            else:
+                self.view.transfers.wants[blob].alone = True
+        return got
 
     # -- taking -------------------------------------------------------------------------------------------------
 
-    def _take(self, peer: bytes, root: bytes, index: int, data: bytes) -> bool:
-        """A chunk that was asked for. A wrong one counts against the peer."""
-        view = self.view
-        if view.holds(root) or root not in view.transfers.wants or self.store(root, index, data):
+    def _is_needless(self, blob: BlobRef) -> bool:
+        return self.view.holds(blob.root) or blob not in self.view.transfers.wants
+
+    def _take(self, peer: bytes, blob: BlobRef, index: int, data: bytes) -> bool:
+        """A chunk that was asked for. A wrong one counts against the peer, unless the announced size may be wrong."""
+        transfers = self.view.transfers
+        if self._is_needless(blob) or self.store(blob, index, data):
             return True
-        view.members.contact(peer).strikes += 1
+        proven = transfers.wants[blob].hashes is not None
+        size_bytes = None if proven else single_chunk_size_bytes(blob.root, data)
+        if size_bytes:
+            transfers.refute(blob)
+            self.store(BlobRef(blob.root, size_bytes), 0, data)
+        elif proven or size_bytes == 0:
+            self.view.members.contact(peer).strikes += 1
         return False
 
-    def store(self, root: bytes, index: int, data: bytes) -> bool:
+    def store(self, blob: BlobRef, index: int, data: bytes) -> bool:
         """Check a chunk of a wanted blob and keep it."""
         transfers = self.view.transfers
-        if not transfers.check_chunk(root, index, data):
+        if not transfers.check_chunk(blob, index, data):
             return False
-        self.view.emit(StoreChunk(transfers.wants[root].blob, index, data))
-        if transfers.took_chunk(root, index, self.view.now):
-            self.on_whole(root)
+        self.view.emit(StoreChunk(blob, index, data))
+        if transfers.took_chunk(blob, index, self.view.now):
+            self.on_whole(blob.root)
         return True
 
     def take_pushed(self, peer: bytes, message: PutChunk, data: bytes) -> bool:
-        """A pushed chunk of a contribution; the announcement that comes with it is taken in first."""
+        """A pushed chunk of a contribution; the announcement that comes with it is taken in first.
+
+        Returns whether exactly this chunk is here now.
+        """
         try:
             signed = self.view.config.open_record(message.record, (Announcement,))
             hashes = split_hashes(message.hashes)
@@ -148,10 +167,10 @@ class Fetching:
             self.view.members.contact(peer).strikes += 1
             return False
         self.spread.admit(signed, peer)
-        root = signed.record.blob.root
-        if self.view.holds(root):
-            return True
-        return self.view.transfers.take_hashes(root, hashes) and self.store(root, message.index, data)
+        blob, transfers = signed.record.blob, self.view.transfers
+        if self.view.holds(blob.root):
+            return transfers.is_same(blob, hashes, message.index, data)
+        return transfers.take_hashes(blob, hashes) and self.store(blob, message.index, data)
 
     # -- pushing ------------------------------------------------------------------------------------------------
 

@@ -62,6 +62,8 @@ class Intake:
         if not view.pool.add(signed):
             return False
         view.want(record.blob, "contribution", signed.public, is_new=True)
+        if view.holds(record.blob.root):
+            self.sync.checks.blob_whole(record.blob.root)
         if view.chain.get(record.base) is None:
             self.ask_chain(source)  # its author follows a manifest that is not known here
         self.sync.check_head(signed)

@@ -40,6 +40,7 @@ from tscale.protocol.hashing import BlobRef
 from tscale.protocol.intake import KEEP_ROUNDS, Intake
 from tscale.protocol.kinds import is_manifest, is_snapshot
 from tscale.protocol.messages import decode
+from tscale.protocol.pool import claim_of
 from tscale.protocol.records import Manifest, Record, SignedRecord, SnapshotRecord
 from tscale.protocol.rounds import Rounds
 from tscale.protocol.serve import Serve
@@ -100,7 +101,7 @@ class PeerMachine:
         for blob, hashes in complete.items():
             self.view.transfers.add_complete(blob, hashes)
         for blob, (hashes, have) in partial.items():
-            self.view.transfers.partial[blob.root] = (hashes, have)
+            self.view.transfers.partial[blob] = (hashes, have)
         for data in records:
             try:
                 signed = self.view.config.open_record(data, (Manifest, SnapshotRecord))
@@ -260,14 +261,15 @@ class PeerMachine:
 
     def _blob_verified(self, event: BlobVerified) -> None:
         version = self.sync.usables.version
-        awaited = self.rounds.awaits(event.root)
+        awaited = self.rounds.awaits(event.claim.blob.root)
         self.sync.checks.on_verified(event)
         if awaited or not event.ok or self.sync.usables.version != version:
             self.view.dirty = True  # a fold or a seal may go ahead; else the next tick is early enough
-        arrived = self.view.pool.by_root.get(event.root)
-        if arrived is not None and event.ok:
-            self.rounds.note_arrival(arrived)
-            self.sync.check_head(arrived)
+        arrived = [s for s in self.view.pool.naming(event.claim.blob.root) if claim_of(s.record) == event.claim]
+        if arrived and event.ok:
+            self.rounds.note_arrival(arrived[0])
+            for signed in arrived:
+                self.sync.check_head(signed)
 
     def _worker_ready(self, event: WorkerReady) -> None:
         self.rounds.waiting = False

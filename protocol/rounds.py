@@ -13,6 +13,7 @@ from tscale.protocol.effects import MakeContribution
 from tscale.protocol.events import ContributionMade
 from tscale.protocol.hashing import digest
 from tscale.protocol.ladder import choose_rung
+from tscale.protocol.pool import claim_of
 from tscale.protocol.records import Announcement, Manifest, SignedRecord, seal_record
 from tscale.protocol.spread import Spread
 from tscale.protocol.sync import Sync
@@ -78,7 +79,7 @@ class Rounds:
         view = self.view
         self.waiting = False
         state = self.sync.states.get(event.base)
-        view.kinds[event.blob.root] = "contribution"
+        view.mark(event.blob.root, "contribution")
         view.transfers.add_complete(event.blob, event.hashes)
         if state is None or event.tokens <= 0 or self.sync.drifted:
             return None
@@ -97,7 +98,7 @@ class Rounds:
         signed = seal_record(view.config.identity, record)
         if not view.pool.add(signed):
             return None
-        view.pool.verify(event.blob.root)
+        view.pool.settle(claim_of(record))
         self.spread.add_own(signed)
         return signed
 
@@ -158,7 +159,7 @@ class Rounds:
         good = [
             s
             for s in found
-            if s.record.blob.root in view.pool.verified
+            if view.pool.is_good(s.record)
             and not view.chain.find_contribution_fault(s, parent, round_)
             and self._counts(s, parent)
         ]
@@ -194,16 +195,15 @@ class Rounds:
         """Whether this blob may be the last one that the seal of the round waits for."""
         if self._awaited is None:
             return True
-        signed = self.view.pool.by_root.get(root)
-        return signed is not None and signed.public == self._awaited[1]
+        return any(signed.public == self._awaited[1] for signed in self.view.pool.naming(root))
 
     def _awaits(self, parent: Link, round_: int) -> bool:
         """Whether a contribution that this peer expects is not here yet. Remembers one, so that a no is cheap."""
         view = self.view
-        announced, good = view.pool.of_round(round_), view.pool.verified
+        announced = view.pool.of_round(round_)
 
         def misses(author: bytes) -> bool:
-            return author not in announced or announced[author].record.blob.root not in good
+            return author not in announced or not view.pool.is_good(announced[author].record)
 
         if self._awaited is not None and self._awaited[0] == (parent.digest, round_) and misses(self._awaited[1]):
             return True

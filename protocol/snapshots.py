@@ -5,6 +5,7 @@ from __future__ import annotations
 from tscale.protocol.chain import Link
 from tscale.protocol.effects import ChunkSource, CopyChunk, KeepRecord, LoadSnapshot, WriteSnapshot
 from tscale.protocol.events import SnapshotReady
+from tscale.protocol.hashing import BlobRef
 from tscale.protocol.records import SignedRecord, SnapshotRecord, seal_record
 from tscale.protocol.spread import Spread
 from tscale.protocol.view import View
@@ -31,7 +32,7 @@ class Snapshots:
         """A peer says it serves the state after a manifest."""
         self.offers[signed.digest] = signed
         self._offered += 1
-        want = self.view.transfers.wants.get(signed.record.blob.root)
+        want = self.view.transfers.wants.get(signed.record.blob)
         if want is not None:
             want.holders.add(signed.public)
             self.view.fetch_due = True
@@ -94,7 +95,7 @@ class Snapshots:
         for record in self.claims(self.asked_for):
             if record.blob.root in self.bad:
                 continue
-            want = self.view.transfers.wants.get(record.blob.root)
+            want = self.view.transfers.wants.get(record.blob)
             moving = want is not None and self.view.now - want.moved_s < 4.0 * self.view.pace.timeout_s
             if moving or self.view.holds(record.blob.root):
                 return record
@@ -120,16 +121,13 @@ class Snapshots:
 
     def _want(self, offer: SnapshotRecord) -> None:
         self.view.want(offer.blob, "snapshot")
-        self.view.transfers.wants[offer.blob.root].holders.update(self.holders(offer.blob.root) - {self.view.own})
+        self.view.transfers.wants[offer.blob].holders.update(self.holders(offer.blob.root) - {self.view.own})
 
-    def copy_known_chunks(self, root: bytes) -> None:
+    def copy_known_chunks(self, blob: BlobRef) -> None:
         """Take chunks of a wanted snapshot from an older one in the store: a drifted peer fetches what differs."""
-        want = self.view.transfers.wants.get(root)
-        if want is None:
-            return
-        for index, source, at in self.view.transfers.local_copies(root):
-            self.view.emit(CopyChunk(want.blob, index, ChunkSource(source, at)))
-            self.view.transfers.took_chunk(root, index, self.view.now)
+        for index, source, at in self.view.transfers.local_copies(blob):
+            self.view.emit(CopyChunk(blob, index, ChunkSource(source, at)))
+            self.view.transfers.took_chunk(blob, index, self.view.now)
 
     # -- writing ------------------------------------------------------------------------------------------------
 

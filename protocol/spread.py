@@ -169,8 +169,8 @@ class Spread:
         if contact is None:
             return
         contact.have = have[-8 * MAX_HAVE_IDS :]
-        for root, want in self.view.transfers.wants.items():
-            if root[:8] in contact.have and peer not in want.holders:
+        for blob, want in self.view.transfers.wants.items():
+            if blob.root[:8] in contact.have and peer not in want.holders:
                 want.holders.add(peer)
                 self.view.fetch_due = True
 

@@ -307,10 +307,10 @@ class Sync:
                 root = part.record.blob.root
                 if view.holds(root):
                     continue
-                want = view.transfers.wants.get(root)
+                want = view.transfers.wants.get(part.record.blob)
                 if want is None:
                     view.want(part.record.blob, "contribution", part.public)
-                    want = view.transfers.wants[root]
+                    want = view.transfers.wants[part.record.blob]
                 lost = lost or view.now - want.since_s > view.spec.rounds.length_s
         return lost
 
@@ -343,7 +343,7 @@ class Sync:
         for link in self.view.chain.links.values():
             if wants and link.signed is not None and link.round <= round_:
                 for part in link.signed.contributions:
-                    if part.record.blob.root in wants:
+                    if part.record.blob in wants:
                         self.view.transfers.forget(part.record.blob.root)
 
     def on_snapshot_loaded(self, event: SnapshotLoaded) -> None:
@@ -387,8 +387,8 @@ class Sync:
         for root, kind in list(view.kinds.items()):
             if kind != "dataset" and root not in keep:
                 view.kinds.pop(root)
-                view.pool.verified.discard(root)
-                if view.holds(root) or root in view.transfers.wants:
+                view.pool.forget_blob(root)
+                if view.holds(root) or view.transfers.is_wanted(root):
                     view.transfers.forget(root)
                     view.emit(DropBlob(root))
         self.chase.sweep()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from tscale.protocol.chain import Link
+from tscale.protocol.effects import Claim
+from tscale.protocol.pool import claim_of
+from tscale.protocol.records import Announcement
 from tscale.protocol.view import View
 
 
@@ -14,8 +17,8 @@ class Usable:
         self.folded: set[bytes] = {view.chain.genesis.digest}
         self.version = 0
         self._ready: set[bytes] = set()
-        self._lacking: dict[bytes, set[bytes]] = {}  # manifest -> roots it waits for
-        self._waiting: dict[bytes, list[bytes]] = {}  # root -> manifests that wait for it
+        self._lacking: dict[bytes, set[Claim]] = {}  # manifest -> what it waits for
+        self._waiting: dict[Claim, list[bytes]] = {}  # claim -> manifests that wait for it
 
     def __call__(self, link: Link) -> bool:
         """Whether the manifest is usable."""
@@ -23,27 +26,33 @@ class Usable:
 
     def add(self, link: Link) -> None:
         """A manifest is new."""
-        good = self.view.pool.verified if self.view.trains else self.view.transfers.complete
         parts = link.signed.contributions if link.signed is not None else ()
-        lacking = {p.record.blob.root for p in parts if p.record.blob.root not in good}
+        lacking = {claim_of(p.record) for p in parts if not self._is_good(p.record)}
         if not lacking:
             self._ready.add(link.digest)
             self.version += 1
             return
         self._lacking[link.digest] = lacking
-        for root in lacking:
-            self._waiting.setdefault(root, []).append(link.digest)
+        for claim in lacking:
+            self._waiting.setdefault(claim, []).append(link.digest)
 
-    def blob_came(self, root: bytes) -> None:
+    def _is_good(self, record: Announcement) -> bool:
+        return self.view.pool.is_good(record) if self.view.trains else self.view.has(record.blob)
+
+    def blob_came(self, claim: Claim) -> None:
         """A blob is here and verified."""
-        for manifest in self._waiting.pop(root, ()):
+        for manifest in self._waiting.pop(claim, ()):
             lacking = self._lacking.get(manifest)
             if lacking is not None:
-                lacking.discard(root)
+                lacking.discard(claim)
                 if not lacking:
                     del self._lacking[manifest]
                     self._ready.add(manifest)
                     self.version += 1
+
+    def waiting_for(self, claim: Claim) -> tuple[bytes, ...]:
+        """The manifests that have a contribution with this claim, which is not known to be good."""
+        return tuple(self._waiting.get(claim, ()))
 
     def folded_up_to(self, link: Link) -> None:
         """The state after `link` is here, and so are those before it as far as the chain is concerned."""

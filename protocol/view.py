@@ -161,10 +161,20 @@ class View:
         """Whether a blob lies whole in the store."""
         return root in self.transfers.complete
 
+    def has(self, blob: BlobRef) -> bool:
+        """Whether a blob lies whole in the store, and has this size."""
+        found = self.transfers.complete.get(blob.root)
+        return found is not None and found[0] == blob
+
+    def mark(self, root: bytes, kind: str) -> None:
+        """Say what a blob is. A shard of the dataset stays one, whoever else names it: it is not to be swept away."""
+        if self.kinds.get(root) != "dataset":
+            self.kinds[root] = kind
+
     def want(self, blob: BlobRef, kind: str, holder: bytes | None = None, is_new: bool = False) -> None:
         """Fetch a blob, unless it is here. Of one that is just announced, nobody can have said yet that it has it."""
-        self.kinds[blob.root] = kind
-        known = blob.root in self.transfers.wants
+        self.mark(blob.root, kind)
+        known = blob in self.transfers.wants
         priority = {"snapshot": 0, "contribution": 1, "dataset": 2}[kind]
         want = self.transfers.want(blob, priority, self.now)
         if want is not None:

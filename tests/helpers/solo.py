@@ -16,6 +16,7 @@ from tscale.protocol.hashing import BlobRef, blob_ref, chunk_hashes, digest
 from tscale.protocol.identity import Identity
 from tscale.protocol.messages import Message, Push, PutChunk, decode, encode, with_bulk
 from tscale.protocol.peer import PeerMachine
+from tscale.protocol.pool import claim_of
 from tscale.protocol.presets import preset
 from tscale.protocol.records import (
     Announcement,
@@ -217,4 +218,4 @@ class Solo:
         """Another peer's contribution arrives by push, whole, and the worker has checked it."""
         data = blob_of(identity, signed.record.round)
         self.ask(identity, PutChunk(signed.bytes, b"".join(chunk_hashes(data)), 0), data)
-        self.feed(ev.BlobVerified(signed.record.blob.root, ok, "" if ok else "too large"))
+        self.feed(ev.BlobVerified(claim_of(signed.record), ok, "" if ok else "too large"))

@@ -145,14 +145,16 @@ class SimWorker:
         return ev.ContributionMade(effect.round, self.manifest, ref, hashes, tokens, self.speed, 1.0, effect.rung)
 
     def _verify(self, effect: fx.VerifyBlob) -> ev.Event:
-        blob = self.store.read_blob(effect.root)
+        root, rung = effect.claim.blob.root, self.spec.codec.rungs[effect.claim.rung]
+        blob = self.store.read_blob(root)
         if blob is None:
-            return ev.BlobMissing(effect.root)
+            return ev.BlobMissing(root)
         try:
-            self.kernels.decoded(effect.root, blob)
+            if self.kernels.decoded(root, blob).rung != Rung(rung.kept_per_chunk, rung.bits):
+                raise CodecError("it is of another rung")
         except CodecError as error:
-            return ev.BlobVerified(effect.root, False, str(error))
-        return ev.BlobVerified(effect.root, True, "")
+            return ev.BlobVerified(effect.claim, False, str(error))
+        return ev.BlobVerified(effect.claim, True, "")
 
     def _fold(self, effect: fx.Fold) -> ev.Event:
         onto_parent = effect.parent == self.before

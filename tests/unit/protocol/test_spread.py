@@ -89,12 +89,12 @@ def test_gossip_swaps_what_each_side_lacks() -> None:
 
 def test_what_a_peer_can_serve_is_remembered_up_to_a_limit() -> None:
     solo = Solo().boot().meet(ALICE)
-    wanted = announce(CAROL, 0).record.blob.root
+    blob = announce(CAROL, 0).record.blob
     solo.ask(CAROL, Push((announce(CAROL, 0).bytes,)))
-    solo.ask(ALICE, Gossip(b"", bytes(8 * 8000) + wanted[:8]))
+    solo.ask(ALICE, Gossip(b"", bytes(8 * 8000) + blob.root[:8]))
     kept = solo.machine.view.members.contacts[ALICE.public].have
-    assert len(kept) == 8 * MAX_HAVE_IDS and kept.endswith(wanted[:8])
-    assert ALICE.public in solo.machine.view.transfers.wants[wanted].holders
+    assert len(kept) == 8 * MAX_HAVE_IDS and kept.endswith(blob.root[:8])
+    assert ALICE.public in solo.machine.view.transfers.wants[blob].holders
 
 
 def test_gossip_stays_within_its_caps_however_much_is_known() -> None:

@@ -64,7 +64,7 @@ def serve_blobs(solo: Solo, *authors: Identity) -> set[bytes]:
             for root in found:
                 got.add(root)
             for effect in solo.take(fx.VerifyBlob):
-                solo.feed(ev.BlobVerified(effect.root, True, ""))
+                solo.feed(ev.BlobVerified(effect.claim, True, ""))
 
 
 def joining(rounds: float) -> Solo:

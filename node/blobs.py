@@ -84,8 +84,8 @@ class BlobStore:
         """Whether all of a blob is here. The first call for a blob of an earlier run reads it and checks its hash."""
         if root in self._unproven:
             self._unproven.discard(root)
-            hashes = _file_hashes(self._folder / root.hex())
-            if blob_root(self._whole[root], hashes) != root:
+            hashes = self._read_hashes(root)
+            if hashes is None or blob_root(self._whole[root], hashes) != root:
                 self.drop(root)
             else:
                 self._keep_hashes(root, hashes)
@@ -104,15 +104,31 @@ class BlobStore:
         self._touch(root)
         return self._folder / root.hex()
 
+    def find_lost(self) -> tuple[bytes, ...]:
+        """The blobs whose files somebody else has removed. They are forgotten, and the folder is made if it is gone.
+
+        Raises BadInput when the folder can't be made or read.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            here = set(os.listdir(self._folder))
+        except OSError as error:
+            raise write_error(self._folder, error) from error
+        lost = [root for root in self._whole if root.hex() not in here]
+        lost += [root for root, part in self._parts.items() if part.have and f"{root.hex()}.part" not in here]
+        for root in lost:
+            self.drop(root)
+        return tuple(lost)
+
     def hashes(self, root: bytes) -> tuple[bytes, ...] | None:
         """The chunk hashes of a blob that is whole or was begun with them, or None."""
         if root in self._parts:
             return self._parts[root].hashes
         if not self.is_whole(root):
             return None
-        if root not in self._hash_lists:
-            self._keep_hashes(root, _file_hashes(self._folder / root.hex()))
-        return self._hash_lists[root]
+        if root not in self._hash_lists and (found := self._read_hashes(root)) is not None:
+            self._keep_hashes(root, found)
+        return self._hash_lists.get(root)
 
     def begin(self, ref: BlobRef, hashes: tuple[bytes, ...] | None = None) -> None:
         """Expect a blob. With its chunk hashes each chunk is checked on arrival and not only at the end.
@@ -184,7 +200,7 @@ class BlobStore:
         if not self.is_whole(ref.root):
             self._make_room(ref.size_bytes, besides=ref.root)
             self._forget_part(ref.root)
-            atomic_write(self._folder / ref.root.hex(), data)
+            atomic_write(self._place(ref.root.hex()), data)
             self._add_whole(ref, hashes)
         self._touch(ref.root)
         return ref
@@ -199,7 +215,7 @@ class BlobStore:
             else:
                 self._make_room(size_bytes, besides=ref.root)
                 self._forget_part(ref.root)
-                os.replace(path, self._folder / ref.root.hex())
+                os.replace(path, self._place(ref.root.hex()))
                 self._add_whole(ref, hashes)
         except OSError as error:
             raise write_error(path, error) from error
@@ -207,8 +223,7 @@ class BlobStore:
         return ref
 
     def drop(self, root: bytes) -> None:
-        """Forget a blob, whole or partial, pinned or not."""
-        self._pins.discard(root)
+        """Forget a blob, whole or partial, pinned or not; when it comes back it is pinned as before."""
         self._unproven.discard(root)
         self._hash_lists.pop(root, None)
         if self._whole.pop(root, None) is not None:
@@ -248,8 +263,18 @@ class BlobStore:
             return {index for index, pair in enumerate(zip(found, part.hashes, strict=True)) if pair[0] != pair[1]}
         return set() if blob_root(part.ref.size_bytes, found) == part.ref.root else set(part.have)
 
+    def _place(self, name: str) -> Path:
+        """Where to write a file. Somebody may have removed the folder of a running node: it is made again."""
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise write_error(self._folder, error) from error
+        return self._folder / name
+
     def _write_chunk(self, part: _Part, index: int, data: bytes) -> None:
-        path = self._folder / f"{part.ref.root.hex()}.part"
+        path = self._place(f"{part.ref.root.hex()}.part")
+        if part.have and not path.exists():
+            raise RefuseFrame("the chunks of the blob that came before are gone from the disk")
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
             with os.fdopen(descriptor, "wb") as file:
@@ -266,7 +291,7 @@ class BlobStore:
             bits[index // 8] |= 1 << index % 8
         hashes = b"".join(part.hashes or ())
         data = _MAP_HEAD + part.ref.size_bytes.to_bytes(8, "little") + bytes(bits) + hashes
-        atomic_write(self._folder / f"{part.ref.root.hex()}.map", data, durable=False)
+        atomic_write(self._place(f"{part.ref.root.hex()}.map"), data, durable=False)
 
     def _make_room(self, size_bytes: int, besides: bytes | None = None) -> None:
         reserved = self._parts[besides].ref.size_bytes if besides in self._parts else 0
@@ -291,6 +316,14 @@ class BlobStore:
         self._hash_lists[root] = hashes
         while len(self._hash_lists) > _CACHED_HASH_LISTS:
             del self._hash_lists[next(iter(self._hash_lists))]
+
+    def _read_hashes(self, root: bytes) -> tuple[bytes, ...] | None:
+        """The chunk hashes of a whole blob as it is on the disk; None when it was removed or became shorter."""
+        try:
+            hashes = _file_hashes(self._folder / root.hex())
+        except OSError:
+            return None
+        return hashes if len(hashes) == chunk_count(self._whole[root]) else None
 
     def _touch(self, root: bytes) -> None:
         self._whole[root] = self._whole.pop(root)

@@ -200,11 +200,13 @@ class Board:
         rounds, view = self.machine.rounds, self.machine.view
         if self.phase:
             return self.phase, "saving a checkpoint" if self.phase == "stopping" and view.trains else ""
-        if any(not view.holds(shard.root) for shard in view.spec.data.shards):
+        head = self.machine.head
+        # a worker that trains goes on with a dataset that is lost on the disk
+        if any(not view.holds(shard.root) for shard in view.spec.data.shards) and not (view.trains and head):
             return "joining", "fetching the dataset"
         if not view.trains:
             return "serving", ""
-        if self.machine.head is None:
+        if head is None:
             return "starting", self.trouble or "the worker is starting"
         if not rounds.training:
             paused = not self.machine.allowed[0]

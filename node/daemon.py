@@ -221,9 +221,8 @@ class Node:
         bad = restore(machine, store, self._records)
         if bad:
             self.events.on_notice(f"{bad} damaged records in {self.state.chain} were left out")
-        parts = DriverParts(
-            machine, transport, store, self._records, self.state.rounds, self.fail, self.parts.now_unix_s
-        )
+        hooks = (self.fail, self.events.on_notice, self.parts.now_unix_s)
+        parts = DriverParts(machine, transport, store, self._records, self.state.rounds, *hooks)
         driver = self.driver = Driver(parts)
         board_config = BoardConfig(options.role, options.name, str(self.state.path), parameters, spec.model.kind)
         board = self.board = Board(board_config, machine, transport)
@@ -266,6 +265,7 @@ class Node:
             "nearby": lambda: self._look_nearby(transport, driver, seen),
             "status": lambda: self._show_status(board),
             "keep": lambda: self._keep_records(driver),
+            "store": driver.check_store,
         }
         tasks = [asyncio.create_task(self._repeat(name, once)) for name, once in loops.items()]
         try:

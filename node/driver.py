@@ -23,6 +23,7 @@ from tscale.protocol.peer import PeerMachine
 
 _LOG = logging.getLogger("tscale.peer")
 PUBLISH_EVERY_S = 30.0
+CHECK_STORE_EVERY_S = 2.0
 ROUNDS_FILE_MAX_BYTES = 64 << 20
 
 
@@ -36,6 +37,7 @@ class DriverParts:
     records: RecordFile
     rounds_file: Path
     on_fatal: Callable[[StopNode], None]
+    on_notice: Callable[[str], None]
     now_unix_s: Callable[[], float] = time.time
 
 
@@ -75,6 +77,18 @@ class Driver:
         """What should lie in the store does not: forget the rest of it too, so that all of it is fetched again."""
         self.parts.store.drop(root)
         self.feed(ev.BlobMissing(root))
+        for shard in self.machine.view.spec.data.shards:
+            if shard.root == root:
+                self.machine.view.want(shard, "dataset")
+
+    async def check_store(self) -> float:
+        """Notice when somebody removes the store's files, before they are needed. Returns when to look again."""
+        lost = self.parts.store.find_lost()
+        for root in lost:
+            self.blob_missing(root)
+        if lost:
+            self.parts.on_notice(f"files are gone from the blobs folder ({len(lost)}): what is needed is fetched again")
+        return CHECK_STORE_EVERY_S
 
     def _soon_missing(self, root: bytes) -> None:
         # not now: the machine is in the middle of a step

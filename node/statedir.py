@@ -231,9 +231,13 @@ def sync_folder(path: Path) -> None:
 
 
 def write_error(path: Path, error: OSError) -> StopNode:
-    """What a failed write means for the node: DiskFull, or BadInput for a place that can't be written."""
+    """What a failed write means for the node: DiskFull, or BadInput for a place that can't be written or is gone."""
     if error.errno in _FULL_ERRNOS:
         return DiskFull(f"no space left for {path}: free some, or choose another --state-dir")
+    if error.errno == errno.ENOENT:
+        gone = [folder for folder in path.parents if not folder.exists()]
+        if gone:
+            return BadInput(f"can't write {path.name}: the folder {gone[-1]} is gone; start the node again")
     return BadInput(f"can't write {path} ({error.strerror or error}): choose another --state-dir or fix its owner")
 
 

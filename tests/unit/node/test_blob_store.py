@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tscale.node.blobs import BlobStore, QuotaFull
-from tscale.protocol.errors import DiskFull, RefuseFrame
+from tscale.protocol.errors import BadInput, DiskFull, RefuseFrame
 from tscale.protocol.hashing import CHUNK_BYTES, BlobRef, blob_ref, chunk_hashes
 
 _BIG = 1 << 40
@@ -215,6 +216,61 @@ def test_dropping_forgets_everything(folder: Path) -> None:
     for root in (whole.root, part.root, bytes(32)):
         store.drop(root)
     assert list(folder.iterdir()) == [] and store.used_bytes == 0
+
+
+def test_files_that_somebody_removed_are_noticed_and_come_back(folder: Path) -> None:
+    store = BlobStore(folder, 300)
+    kept, lost = store.add_bytes(_data(1, 100)), store.add_bytes(_data(2, 100))
+    store.set_pins([lost.root])
+    part_data = _data(3, 2 * CHUNK_BYTES)
+    (folder / lost.root.hex()).unlink()
+    assert store.find_lost() == (lost.root,)
+    assert store.find_lost() == () and store.refs() == (kept,)
+    # it is pinned again when it is back
+    assert store.add_bytes(_data(2, 100)) == lost
+    store.add_bytes(_data(4, 200))
+    assert store.is_whole(lost.root) and not store.is_whole(kept.root)
+
+    store = BlobStore(folder, _BIG)
+    part = blob_ref(part_data)
+    store.put_chunk(part, 0, _chunk(part_data, 0))
+    shutil.rmtree(folder)
+    assert set(store.find_lost()) >= {lost.root, part.root} and folder.is_dir()
+    assert store.used_bytes == 0
+    assert not store.put_chunk(part, 0, _chunk(part_data, 0)) and store.put_chunk(part, 1, _chunk(part_data, 1))
+    assert store.read_chunk(part.root, 1) == _chunk(part_data, 1)
+
+
+def test_a_removed_folder_is_made_again_by_what_is_written_next(folder: Path) -> None:
+    def lose() -> BlobStore:
+        store = BlobStore(folder, _BIG)
+        shutil.rmtree(folder)
+        return store
+
+    data, made = _data(1, 100), folder.parent / "made"
+    made.write_bytes(data)
+    ref = BlobStore(folder, _BIG).add_bytes(data)
+    assert lose().hashes(ref.root) is None and lose().path(ref.root) is None
+    assert lose().add_file(made) == ref
+    assert (folder / ref.root.hex()).read_bytes() == data
+    assert lose().add_bytes(data) == ref
+    assert lose().put_chunk(ref, 0, data)
+    # what came before is gone with it: the blob must not be put together from a hole and the rest
+    part_data = _data(3, 2 * CHUNK_BYTES)
+    part, hashes = blob_ref(part_data), chunk_hashes(part_data)
+    store = BlobStore(folder, _BIG)
+    store.begin(part, hashes)
+    store.put_chunk(part, 0, _chunk(part_data, 0))
+    shutil.rmtree(folder)
+    with pytest.raises(RefuseFrame, match="gone from the disk"):
+        store.put_chunk(part, 1, _chunk(part_data, 1))
+
+
+def test_a_removed_state_directory_is_named(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path / "state" / "blobs", _BIG)
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(BadInput, match=f"the folder {tmp_path / 'state'} is gone; start the node again"):
+        store.add_bytes(b"more")
 
 
 _FILL = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -266,6 +267,26 @@ def test_a_blob_that_is_missing_on_disk_is_fetched_from_another_holder(tmp_path:
         assert agree(creator, joiner) >= 6
         assert {creator.rounds[number]["contributors"] for number in range(before + 2, before + 4)} == {2}
         await asyncio.gather(creator.end(), seed.end(), joiner.end())
+
+    play(tmp_path, scenario)
+
+
+def test_a_node_whose_blobs_folder_is_removed_goes_on_and_fetches_the_dataset_again(tmp_path: Path) -> None:
+    async def scenario(swarm: InlineSwarm) -> None:
+        creator = swarm.start("creator", knows=True)
+        joiner = swarm.start("joiner", creator)
+        await swarm.until(lambda: joiner.last_round >= 3, "rounds together", creator, joiner)
+        dataset = joiner.state.blobs / swarm.spec.data.shards[0].root.hex()
+        shutil.rmtree(joiner.state.blobs)
+        before, seen = joiner.last_round, len(joiner.shown)
+        await swarm.until(dataset.exists, "the dataset once more", creator, joiner, limit_s=20.0)
+        assert dataset.stat().st_size == swarm.spec.data.shards[0].size_bytes
+        await swarm.until(lambda: joiner.last_round > before + 5, "rounds after the loss", creator, joiner)
+        assert agree(creator, joiner) >= 6
+        assert {shown.activity for shown in joiner.shown[seen:]} == {"training"}
+        (notice,) = [line for _, line in joiner.notices]
+        assert "gone from the blobs folder" in notice
+        await asyncio.gather(creator.end(), joiner.end())
 
     play(tmp_path, scenario)
 

@@ -9,20 +9,13 @@ import pytest
 import torch
 
 from tests.helpers.fake_transfer import FakeTransfer, TransferMisuse
-from tscale.kernels.init import init_state
-from tscale.kernels.inner import InnerConfig, InnerTrainer
+from tests.helpers.offload_samples import CONTEXT, COUNTS, INNER, LAYERS, MODEL, ROWS, batch, start, trained
+from tscale.kernels.inner import InnerTrainer
 from tscale.kernels.model import TscaleModel
-from tscale.kernels.model_config import ModelConfig
 from tscale.kernels.offload.memory import StepShape, layer_bytes, state_bytes, step_traffic, table_bytes
 from tscale.kernels.offload.plan import OffloadPlan, resident_plan
-from tscale.kernels.offload.trainer import OffloadParts, OffloadTrainer
-from tscale.kernels.offload.transfer import DirectTransfer, Ticket, Transfer
+from tscale.kernels.offload.transfer import DirectTransfer, Ticket
 
-LAYERS, ROWS, CONTEXT = 5, 4, 24
-MODEL = ModelConfig("tscale", 16, 2, 8, LAYERS, 12, 11, 2)
-# momentum 0: what Muon keeps after a step is the gradient
-INNER = InnerConfig(ROWS, CONTEXT, 0.1, 0.02, 0.01, 0.0, 1000, 10000, 0.1)
-COUNTS = np.arange(11)
 SHAPE = StepShape(ROWS, CONTEXT)
 
 
@@ -32,16 +25,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def start() -> np.ndarray:
-    """Parameters without the zero matrices of the start, so that every gradient is of use."""
-    noise = np.random.default_rng(3).standard_normal(init_state(MODEL, 1).size)
-    return (init_state(MODEL, 1) + 0.1 * noise).astype(np.float32)
-
-
-def batch(step: int = 0) -> np.ndarray:
-    return np.random.default_rng(step).integers(0, 11, (ROWS, CONTEXT + 1))
 
 
 def plain_gradient(micro_rows: int) -> tuple[float, np.ndarray]:
@@ -57,20 +40,8 @@ def plain_gradient(micro_rows: int) -> tuple[float, np.ndarray]:
     return float(total), gradient.numpy()
 
 
-def trained(
-    plan: OffloadPlan, transfer: Transfer, steps: int = 1, model: ModelConfig = MODEL
-) -> tuple[OffloadTrainer, np.ndarray, list[float]]:
-    local = start() if model is MODEL else init_state(model, 1)
-    trainer = OffloadTrainer(model, INNER, local, COUNTS, OffloadParts(plan, transfer))
-    return trainer, local, [trainer.step(batch(step), 1.0) for step in range(steps)]
-
-
-PLANS = [
-    OffloadPlan(slots, micro_rows, boundary)
-    for slots, micro_rows, boundary in [
-        (2, 4, "host"), (2, 1, "host"), (3, 3, "device"), (4, 2, "host"), (5, 1, "device"), (7, 4, "host"), (9, 2, "host"),
-    ]
-]  # fmt: skip
+SIZES = [(2, 4, "host"), (2, 1, "host"), (3, 3, "device"), (4, 2, "host"), (5, 1, "device"), (7, 4, "host")]
+PLANS = [OffloadPlan(slots, micro_rows, boundary) for slots, micro_rows, boundary in [*SIZES, (9, 2, "host")]]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

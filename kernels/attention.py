@@ -41,21 +41,20 @@ def window_attention(
     (`tscale.kernels.model_ops.single_attention`).
     """
     path = attention_path(rule, shape[1], doc_start_BT is not None, q_HQM.device.type)
-    if path == "blocks":
-        return block_attention(q_HQM, k_HQM, v_HQM, shape, rule, doc_start_BT)
+    if path in ("band", "blocks"):
+        cut = band_attention if path == "band" else block_attention
+        return cut(q_HQM, k_HQM, v_HQM, shape, rule, doc_start_BT)
     heads, width, _ = q_HQM.shape
-    q, k, v = (transposed(x.reshape(heads * width, -1)).view(*shape, heads, width) for x in (q_HQM, k_HQM, v_HQM))
-    if path == "band":
-        out = band_attention(q, k, v, rule)
+    q, k, v = (
+        transposed(x.reshape(heads * width, -1)).view(*shape, heads, width).transpose(1, 2)
+        for x in (q_HQM, k_HQM, v_HQM)
+    )
+    if path == "flex":
+        out = flex_slot_attention(q, k, v, rule, doc_start_BT)
     else:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        if path == "flex":
-            out = flex_slot_attention(q, k, v, rule, doc_start_BT)
-        else:
-            mask = rule.square(shape[1], doc_start_BT, q.device) if path == "square" else None
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=rule.scale)
-        out = out.transpose(1, 2)
-    return transposed(out.reshape(-1, heads * width)).view(heads, width, -1)
+        mask = rule.square(shape[1], doc_start_BT, q.device) if path == "square" else None
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=rule.scale)
+    return transposed(out.transpose(1, 2).reshape(-1, heads * width)).view(heads, width, -1)
 
 
 def attention_path(rule: ScoreRule, positions: int, documents: bool, device: str) -> str:
@@ -69,6 +68,6 @@ def attention_path(rule: ScoreRule, positions: int, documents: bool, device: str
         return "flex"
     if not documents and rule.slope == 0.0 and rule.window >= positions - 1:
         return "causal"
-    if not documents and BANDED_FROM_WINDOWS * rule.window <= positions and rule.window <= BANDED_UP_TO_WINDOW:
+    if BANDED_FROM_WINDOWS * rule.window <= positions and rule.window <= BANDED_UP_TO_WINDOW:
         return "band"
     return "square" if positions <= SQUARE_UP_TO else "blocks"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tscale.kernels import attention_band
 from tscale.kernels.attention import attention_path, window_attention
 from tscale.kernels.attention_band import band_attention
 from tscale.kernels.attention_blocks import block_attention
@@ -78,16 +79,15 @@ def test_blocks_equal_the_naive_reference_in_float64(positions, window, mean_len
     assert_equal(got, want, shape, 1e-12)
 
 
+@pytest.mark.parametrize("mean_length", [0, 5], ids=["whole", "documents"])
 @pytest.mark.parametrize(("positions", "window"), [(1, 3), (3, 3), (4, 3), (40, 7), (42, 7), (33, 1), (5, 9)])
-def test_band_equals_the_naive_reference_for_any_length(positions, window):
+def test_band_equals_the_naive_reference_for_any_length(positions, window, mean_length, monkeypatch):
+    monkeypatch.setattr(attention_band, "BLOCKS_AT_ONCE", 4)
     shape, rule = (2, positions), ScoreRule(window, 0.5, 0.3)
-
-    def band(*tensors):
-        q, k, v = (x.view(HEADS, WIDTH, *shape).permute(2, 3, 0, 1) for x in tensors)
-        return band_attention(q, k, v, rule).permute(2, 3, 0, 1).reshape(HEADS, WIDTH, -1)
-
-    want = with_gradients(lambda *x: naive(*x, shape, rule, None), slots(*shape))
-    assert_equal(with_gradients(band, slots(*shape), torch.float32), want, shape, 2e-5)
+    doc_start_BT = documents(*shape, mean_length) if mean_length else None
+    want = with_gradients(lambda *x: naive(*x, shape, rule, doc_start_BT), slots(*shape))
+    got = with_gradients(lambda *x: band_attention(*x, shape, rule, doc_start_BT), slots(*shape))
+    assert_equal(got, want, shape, 1e-12)
 
 
 CASES = [
@@ -96,7 +96,7 @@ CASES = [
     ("square", 50, ScoreRule(64, 0.5, 0.3), False),
     ("square", 50, ScoreRule(20, 0.0, 0.3), False),
     ("square", 50, ScoreRule(50, 0.0, 0.3), True),
-    ("blocks", 300, ScoreRule(64, 0.5, 0.3), True),
+    ("band", 300, ScoreRule(64, 0.5, 0.3), True),
     ("blocks", 300, ScoreRule(300, 0.0, 0.3), True),
     ("blocks", 300, ScoreRule(200, 0.0, 0.3), False),
 ]
@@ -112,10 +112,11 @@ def test_the_chosen_path_equals_the_naive_reference(path, positions, rule, cut):
     assert_equal(got, want, shape, 5e-5)
 
 
-def test_large_scores_neither_overflow_nor_vanish():
-    shape, rule = (1, 80), ScoreRule(500, 0.0, 15.0)
+@pytest.mark.parametrize("cut", [block_attention, band_attention])
+def test_large_scores_neither_overflow_nor_vanish(cut):
+    shape, rule = (1, 80), ScoreRule(20, 0.0, 15.0)
     want = naive(*slots(*shape), shape, rule, None)
-    got = block_attention(*(x.float() for x in slots(*shape)), shape, rule)
+    got = cut(*(x.float() for x in slots(*shape)), shape, rule)
     assert bool(got.isfinite().all())
     torch.testing.assert_close(got.double(), want, atol=1e-3, rtol=1e-3)
 

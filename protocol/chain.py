@@ -35,6 +35,7 @@ class Link:
     seen_s: float = 0.0  # local time at which it came
     authors: frozenset[bytes] = frozenset()
     taken: frozenset[tuple[bytes, int]] = frozenset()  # (author, round) of its contributions
+    blobs: frozenset[bytes] = frozenset()  # roots of its contributions
     places: dict[tuple[int, bytes], tuple[int, bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -42,6 +43,7 @@ class Link:
         if self.signed is not None:
             self.taken = frozenset((c.public, c.record.round) for c in self.signed.contributions)
             self.authors = frozenset(author for author, _ in self.taken)
+            self.blobs = frozenset(c.record.blob.root for c in self.signed.contributions)
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ class Chain:
                 return reason
         if len(parts) > 1 and any(self.spec.codec.rungs[p.record.rung].lone_only for p in parts):
             return "it has a contribution that only a lone peer may make"
+        if len({p.record.blob.root for p in parts}) < len(parts):
+            return "it has one blob twice"
         majority = majority_state(parts, parent.digest)
         if majority is not None and majority != manifest.parent_state:
             return "its sealer's state differs from the majority of its contributors'"
@@ -157,6 +161,8 @@ class Chain:
             return "a contribution has a rung that the spec lacks"
         if (part.public, a.round) in parent.taken:
             return "a contribution is in the parent already"
+        if a.blob.root in parent.blobs:
+            return "a contribution's blob is in the parent already"
         return ""
 
     def admits(self, public: bytes) -> bool:

@@ -163,10 +163,24 @@ class Rounds:
             and not view.chain.find_contribution_fault(s, parent, round_)
             and self._counts(s, parent)
         ]
+        good = self._without_copies(good, parent)
         if len(good) > 1:
             shared = [s for s in good if not view.spec.codec.rungs[s.record.rung].lone_only]
             good = shared or [s for s in good if s.public == view.own][:1] or good[:1]
         return self._by_turns(good, parent)
+
+    def _without_copies(self, good: list[SignedRecord[Announcement]], parent: Link) -> list[SignedRecord[Announcement]]:
+        """Of several announcements of one blob the author's, as far as that can be told: its maker knew it first.
+
+        Contributors of the manifest before go first, then living trainers, then the one that came here first.
+        """
+        known, living = parent.authors | {self.view.own}, self.others()
+        ways = {s.digest for s in good}
+        found = []
+        for root in dict.fromkeys(s.record.blob.root for s in good):
+            named = [s for s in self.view.pool.naming(root) if s.digest in ways]
+            found.append(min(named, key=lambda s: (s.public not in known, s.public not in living)))
+        return found
 
     def _counts(self, signed: SignedRecord[Announcement], parent: Link) -> bool:
         return view_factor(self.view, signed, parent) > 0.0

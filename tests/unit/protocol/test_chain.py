@@ -102,6 +102,19 @@ def test_a_closed_swarm_takes_only_its_keys() -> None:
     added(Chain(spec), manifest(ALICE, 1, [mine], genesis, swarm=spec.swarm_id))
 
 
+def test_a_blob_counts_once_whoever_announces_it() -> None:
+    chain = Chain(SPEC)
+    mine = announce(ALICE, 1)
+    for rung in (0, 1):
+        copy = announce(BOB, 1, blob=mine.record.blob, rung=rung)
+        assert refusal(manifest(ALICE, 1, [mine, copy]), chain) == "it has one blob twice"
+    first = manifest(ALICE, 1, [mine])
+    added(chain, first)
+    again = announce(BOB, 2, first.digest, blob=mine.record.blob)
+    later = manifest(ALICE, 2, [announce(CAROL, 2, first.digest), again], first.digest, before=100)
+    assert refusal(later, chain) == "a contribution's blob is in the parent already"
+
+
 def test_another_swarms_manifest_is_refused() -> None:
     name = "other-" + SPEC.swarm_id.split("-", 1)[1]
     parts = [announce(ALICE, 1, swarm=name)]

@@ -278,3 +278,37 @@ def test_the_grace_follows_what_was_needed_within_the_spec() -> None:
             assert ROUNDS.step_min_s <= rounds.step_s() <= ROUNDS.step_max_s
         close += LENGTH_S
     assert rounds.grace_s() == ROUNDS.grace_max_s, "a late one stretches it, up to the spec's limit"
+
+
+def test_of_two_announcements_of_one_blob_the_first_that_came_is_taken() -> None:
+    """Whoever copies another one's announcement gets no second weight for the blob, and not the credit either."""
+    solo = booted(0).at(CLOSE - 1.0).meet(ranked(1), ranked(2), ranked(3)).at(CLOSE + 0.3)
+    own = solo.contribute()
+    assert own is not None
+    theirs = announce(ranked(1), 0)
+    solo.hold(ranked(1), theirs)
+    copies = [
+        announce(ranked(2), 0, blob=theirs.record.blob, tokens=9000),
+        announce(ranked(3), 0, blob=own.record.blob, rung=own.record.rung),
+    ]
+    solo.ask(ranked(2), Push(tuple(copy.bytes for copy in copies)))
+    solo.at(CLOSE + 4.0)
+    (signed,) = solo.sealed()
+    assert authors(signed) == {solo.identity.public, ranked(1).public}
+    assert {part.digest for part in signed.contributions} == {own.digest, theirs.digest}
+
+
+def test_a_copy_of_what_was_folded_before_is_not_taken_again() -> None:
+    solo = booted(0).at(CLOSE - 1.0).meet(ranked(1), ranked(2)).at(CLOSE + 0.3)
+    solo.contribute()
+    theirs = announce(ranked(1), 0)
+    solo.hold(ranked(1), theirs)
+    solo.at(CLOSE + 4.0)
+    (first,) = solo.sealed()
+    solo.fold()
+    solo.at(CLOSE + LENGTH_S + 0.3)
+    solo.contribute()
+    solo.ask(ranked(2), Push((announce(ranked(2), 1, first.digest, blob=theirs.record.blob).bytes,)))
+    solo.at(CLOSE + LENGTH_S + 4.0)
+    (second,) = solo.sealed()
+    assert authors(second) == {solo.identity.public}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from tscale.node.statedir import atomic_write, write_error
 from tscale.protocol.errors import BadInput
@@ -29,6 +30,18 @@ def split_records(data: bytes) -> tuple[list[bytes], int]:
     return records, at
 
 
+def _skip_oldest(file: BinaryIO, excess_bytes: int) -> int:
+    """Where the first record begins that is not within the first `excess_bytes`; lengths alone are read."""
+    at = 0
+    while at < excess_bytes:
+        file.seek(at)
+        size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if size > MANIFEST_MAX_BYTES:
+            break  # what follows can't be read anyway
+        at += _LENGTH_BYTES + size
+    return at
+
+
 class RecordFile:
     """`append` is durable against a kill of the process; a torn last record is dropped at the next start."""
 
@@ -43,12 +56,15 @@ class RecordFile:
         return self._appended_bytes > max(GROWN_BYTES, self._kept_bytes)
 
     def load(self) -> list[bytes]:
-        """The records, oldest first; what follows a torn or impossible length is dropped.
+        """The records, oldest first, as many of the newest as MAX_FILE_BYTES hold; what follows a torn or impossible
+        length is dropped.
 
         Raises BadInput when the file can't be read.
         """
         try:
             with self._path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(_skip_oldest(file, size - MAX_FILE_BYTES))
                 data = file.read(MAX_FILE_BYTES)
         except FileNotFoundError:
             return []
@@ -56,7 +72,7 @@ class RecordFile:
             raise BadInput(f"can't read {self._path} ({error.strerror or error}): check its owner and mode") from error
         records, end = split_records(data)
         self._appended_bytes = end
-        if end < len(data):
+        if end < size:
             self.rewrite(records)
         return records
 

@@ -68,3 +68,18 @@ def test_what_can_not_be_read_or_written_is_said(tmp_path: Path) -> None:
     if Path("/dev/full").exists():
         with pytest.raises(DiskFull):
             RecordFile(Path("/dev/full")).append(b"x")
+
+
+def test_of_a_file_that_is_too_long_the_newest_records_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "chain.bin"
+    file = RecordFile(path)
+    for n in range(10):
+        file.append(b"%06d" % n)  # 10 bytes each in the file
+    monkeypatch.setattr(recordfile, "MAX_FILE_BYTES", 35)
+    newest = [b"%06d" % n for n in (7, 8, 9)]
+    assert RecordFile(path).load() == newest
+    assert path.stat().st_size == 30, "what was not read is not read next time either"
+    path.write_bytes((MANIFEST_MAX_BYTES + 1).to_bytes(4, "little") * 20)
+    assert RecordFile(path).load() == []

@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -98,19 +99,23 @@ def benched_spec(round_s: float) -> SwarmSpec:
     return replace(spec, name="bench", rounds=with_length(spec.rounds, round_s))
 
 
-def run_overhead_bench(config: OverheadConfig | None = None) -> dict[str, float | int | list[float]]:
+def run_overhead_bench(
+    config: OverheadConfig | None = None, say: Callable[[str], None] = lambda line: None
+) -> dict[str, float | int | list[float]]:
     """Measure. Returns node_tokens_per_s and bare_tokens_per_s (medians over the blocks), their ratio (median of the
-    blocks' ratios) and the ratios themselves. Raises SkipRound when the node does not come to train."""
-    return asyncio.run(_measure(config or OverheadConfig()))
+    blocks' ratios) and the ratios themselves. `say` gets a line of progress now and then. Raises SkipRound when the
+    node does not come to train."""
+    return asyncio.run(_measure(config or OverheadConfig(), say))
 
 
-async def _measure(config: OverheadConfig) -> dict[str, float | int | list[float]]:
+async def _measure(config: OverheadConfig, say: Callable[[str], None]) -> dict[str, float | int | list[float]]:
+    say("starting the bare loop and a node")
     with tempfile.TemporaryDirectory(prefix="tscale-bench-") as folder:
         bare = await _start_bare(config)
         try:
             node, task = await _start_node(config, Path(folder))
             try:
-                return await _take_turns(config, node, bare)
+                return await _take_turns(config, node, bare, say)
             finally:
                 node.on_signal(None)
                 await task
@@ -120,12 +125,13 @@ async def _measure(config: OverheadConfig) -> dict[str, float | int | list[float
 
 
 async def _take_turns(
-    config: OverheadConfig, node: Node, bare: asyncio.subprocess.Process
+    config: OverheadConfig, node: Node, bare: asyncio.subprocess.Process, say: Callable[[str], None]
 ) -> dict[str, float | int | list[float]]:
     node_speeds, bare_speeds = [], []
     assert node.trainer is not None and node.trainer.pid is not None
     worker = psutil.Process(node.trainer.pid)
-    for _ in range(config.blocks):
+    for number in range(config.blocks):
+        say(f"turn {number + 1} of {config.blocks}: {config.block_s:g} s the node, {config.block_s:g} s the bare loop")
         node_speeds.append(await _node_block(node, config.block_s))
         worker.suspend()
         try:

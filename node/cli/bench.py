@@ -8,15 +8,28 @@ from typing import Annotated, Any
 import typer
 
 from tscale.node.cli import options
+from tscale.node.cli.figures import figure_lines
 
 
 def build_app() -> typer.Typer:
     """The command group."""
     app = typer.Typer(help="Measure the codec and the node's overhead.", no_args_is_help=True)
+    app.command("attention")(attention)
     app.command("codec")(codec)
     app.command("fold")(fold)
     app.command("overhead")(overhead)
     return app
+
+
+def attention(
+    model: Annotated[str, typer.Option("--model", help="Whose heads and layers.")] = "125m",
+    context: Annotated[int, typer.Option("--context", min=65, help="Tokens in the sequence.")] = 2048,
+    as_json: options.Json = False,
+) -> None:
+    """Time of attention with the layers' windows, beside full attention in every layer."""
+    from tscale.node.bench.attention import run_attention_bench
+
+    _show(run_attention_bench(model, context), as_json)
 
 
 def codec(
@@ -27,6 +40,7 @@ def codec(
     """Size and speed of the delta codec on one thread, beside torch.topk alone."""
     from tscale.node.bench.codec import run_codec_bench
 
+    _say(f"making a delta of {parameters:,} parameters, then measuring for about 10 s")
     _show(run_codec_bench(parameters=parameters, density=density), as_json)
 
 
@@ -39,6 +53,7 @@ def fold(
     """Time and memory of decoding a round's contributions and folding them into a model."""
     from tscale.node.bench.fold import run_fold_bench
 
+    _say(f"making {contributions} contributions to {parameters:,} parameters, then folding them four times")
     _show(run_fold_bench(parameters, contributions, threads), as_json)
 
 
@@ -46,12 +61,14 @@ def overhead(as_json: options.Json = False) -> None:
     """Training speed of a node beside the bare worker loop."""
     from tscale.node.bench.overhead import run_overhead_bench
 
-    _show(run_overhead_bench(), as_json)
+    _show(run_overhead_bench(say=_say), as_json)
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-    for name, value in result.items():
-        typer.echo(f"{name}: {value:,.4g}" if isinstance(value, float) else f"{name}: {value}")
+    for line in [json.dumps(result)] if as_json else figure_lines(result):
+        typer.echo(line)
+
+
+def _say(line: str) -> None:
+    """Progress, beside the result on stdout."""
+    typer.echo(line, err=True)

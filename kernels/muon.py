@@ -1,6 +1,8 @@
-"""Muon for the hidden matrices and AdamW for embedding and head, both over slices of one flat vector.
+"""Muon for the hidden matrices and AdamW for embedding and head.
 
-Update rules and constants: MuLoCo (arXiv 2505.23725). All arrays are float32 on the CPU.
+Update rules and constants: MuLoCo (arXiv 2505.23725). `muon_update` and `MatrixBatch` work on matrices wherever they
+lie; `Muon` and `AdamW` on slices of one flat float32 vector on the CPU. Suffixes: N matrices of R rows and C columns,
+P parameters.
 """
 
 from __future__ import annotations
@@ -11,11 +13,8 @@ import numpy as np
 import torch
 
 from tscale.kernels.layout import Layout
-from tscale.kernels.polar import minimax_triples, polar_factor
+from tscale.kernels.polar import PolarRule, polar_factor, polar_rule
 
-NEWTON_SCHULZ_STEPS = 5
-SMALLEST_SINGULAR = 3e-3
-"""Singular values below this share of the Frobenius norm are not lifted to 1 in full."""
 ADAM_BETAS = (0.9, 0.99)
 ADAM_EPS = 1e-8
 
@@ -49,32 +48,72 @@ def matrix_batches(layout: Layout, rows_per_head: dict[str, int]) -> tuple[Matri
     return tuple(batches)
 
 
-class Muon:
-    """`m = mu*m + (1-mu)*g; W = W*(1 - lr*wd) - lr*0.2*sqrt(max(R, C))*polar(m)`, in place on `flat`.
+@dataclass(frozen=True)
+class MuonRule:
+    """`m = mu*m + (1-mu)*g; W = W*(1 - lr*wd) - lr*factor*polar(m)`; with `nesterov` it is `polar(mu*m + (1-mu)*g)`.
 
-    The factor gives every entry of the update a root mean square of about 0.2*lr, whatever the shape.
+    With `match_adam` the factor is `0.2*sqrt(max(R, C))`: every entry of the update has a root mean square of about
+    0.2*lr, whatever the shape. Without, it is `sqrt(max(1, R/C))`. torch.optim.Muon is the same rule with one triple in
+    every step, and with `nesterov` and without `match_adam` by default.
     """
 
-    def __init__(self, batches: tuple[MatrixBatch, ...], momentum: float, weight_decay: float) -> None:
+    momentum: float
+    weight_decay: float
+    polar: PolarRule
+    nesterov: bool = False
+    match_adam: bool = True
+
+    def factor(self, rows: int, columns: int) -> float:
+        """What the polar factor is multiplied by, besides the rate."""
+        return 0.2 * max(rows, columns) ** 0.5 if self.match_adam else max(1.0, rows / columns) ** 0.5
+
+
+def muon_update(
+    weights_NRC: torch.Tensor, grad_NRC: torch.Tensor, momentum_NRC: torch.Tensor, rule: MuonRule, lr: float
+) -> None:
+    """One step on equal matrices, in place on `weights` and `momentum`, on any device.
+
+    A matrix's step depends on nothing but its own values, so layers can take theirs one at a time. The momentum may
+    be bfloat16; weights that are stored in bfloat16 are widened first (`tscale.kernels.rounding`).
+    """
+    if momentum_NRC.dtype == grad_NRC.dtype:
+        smooth = momentum_NRC.lerp_(grad_NRC, 1.0 - rule.momentum)
+    else:
+        smooth = momentum_NRC.to(grad_NRC.dtype).lerp_(grad_NRC, 1.0 - rule.momentum)
+        momentum_NRC.copy_(smooth)
+    if rule.nesterov:
+        smooth = grad_NRC.lerp(smooth, rule.momentum)
+    if rule.weight_decay:
+        weights_NRC.mul_(1.0 - lr * rule.weight_decay)
+    update = polar_factor(smooth, rule.polar)
+    weights_NRC.add_(update, alpha=-lr * rule.factor(weights_NRC.shape[1], weights_NRC.shape[2]))
+
+
+class Muon:
+    """Muon on the batches of one flat vector on one device.
+
+    `momentum` has their values side by side, in the batches' order; another tensor may be put in its place.
+    """
+
+    def __init__(
+        self,
+        batches: tuple[MatrixBatch, ...],
+        momentum: float,
+        weight_decay: float,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self._batches = batches
-        self._keep = momentum
-        self._weight_decay = weight_decay
-        self._triples = minimax_triples(NEWTON_SCHULZ_STEPS, SMALLEST_SINGULAR)
-        self.momentum = torch.zeros(sum(b.where.stop - b.where.start for b in batches))
+        self._rule = MuonRule(momentum, weight_decay, polar_rule(torch.device(device).type))
+        self.momentum = torch.zeros(sum(b.where.stop - b.where.start for b in batches), device=device)
 
     def step(self, flat: torch.Tensor, grad: torch.Tensor, lr: float) -> None:
-        """One step on `flat` [P] with the gradient `grad` [P]."""
+        """One step on `flat` [P] with the gradient `grad` [P], in place."""
         start = 0
         for batch in self._batches:
-            size = batch.where.stop - batch.where.start
-            buffer = self.momentum[start : start + size]
-            buffer.lerp_(grad[batch.where], 1.0 - self._keep)
-            start += size
-            weights = flat[batch.where].view(batch.shape)
-            if self._weight_decay:
-                weights.mul_(1.0 - lr * self._weight_decay)
-            scale = 0.2 * max(batch.shape[1], batch.shape[2]) ** 0.5
-            weights.add_(polar_factor(buffer.view(batch.shape), self._triples), alpha=-lr * scale)
+            stop = start + batch.where.stop - batch.where.start
+            weights, gradient = flat[batch.where].view(batch.shape), grad[batch.where].view(batch.shape)
+            muon_update(weights, gradient, self.momentum[start:stop].view(batch.shape), self._rule, lr)
+            start = stop
 
 
 class AdamW:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 Triple = tuple[float, float, float]
 
+NEWTON_SCHULZ_STEPS = 5
+SMALLEST_SINGULAR = 3e-3
+"""Singular values below this share of the Frobenius norm are not lifted to 1 in full."""
+SAFETY = 1.01
 _EXCHANGES = 40
 
 
@@ -50,15 +56,39 @@ def minimax_triples(steps: int, low: float) -> tuple[Triple, ...]:
     return tuple(triples)
 
 
-def polar_factor(batch_NRC: torch.Tensor, triples: tuple[Triple, ...]) -> torch.Tensor:
-    """Approximates `U V^T` of every matrix `U S V^T` in float32 [N, R, C]; a zero matrix stays zero.
+def guarded(triples: tuple[Triple, ...], safety: float = SAFETY) -> tuple[Triple, ...]:
+    """The same steps for singular values that rounding has pushed up to `safety` times over their interval.
 
-    Works on the shorter side, with Newton-Schulz steps as in MuLoCo (arXiv 2505.23725).
+    Beyond its interval a minimax quintic grows fast, and bfloat16 rounds by 0.4 %: unguarded, singular values end
+    anywhere up to 3. All steps but the last take their values divided by `safety` (Amsel et al., arXiv 2505.16932).
+    """
+    return *((a / safety, b / safety**3, c / safety**5) for a, b, c in triples[:-1]), triples[-1]
+
+
+@dataclass(frozen=True)
+class PolarRule:
+    """Coefficients of every step, and the type that the matrix products are computed in."""
+
+    triples: tuple[Triple, ...]
+    dtype: torch.dtype = torch.float32
+
+
+def polar_rule(device: str) -> PolarRule:
+    """float32 on a CPU, where it is faster than bfloat16 (measured: 1.7 times); guarded bfloat16 on a GPU."""
+    triples = minimax_triples(NEWTON_SCHULZ_STEPS, SMALLEST_SINGULAR)
+    return PolarRule(guarded(triples), torch.bfloat16) if device == "cuda" else PolarRule(triples)
+
+
+def polar_factor(batch_NRC: torch.Tensor, rule: PolarRule) -> torch.Tensor:
+    """Approximates `U V^T` of every matrix `U S V^T` of [N, R, C], in the rule's type; a zero matrix stays zero.
+
+    Works on the shorter side, with Newton-Schulz steps as in MuLoCo (arXiv 2505.23725). Never writes to its argument.
     """
     tall = batch_NRC.shape[1] > batch_NRC.shape[2]
     x = batch_NRC.transpose(1, 2) if tall else batch_NRC
-    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp_min(1e-20)
-    for a, b, c in triples:
+    norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32)
+    x = (x / norm.clamp_min(1e-20)).to(rule.dtype)
+    for a, b, c in rule.triples:
         gram = torch.bmm(x, x.transpose(1, 2))
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.transpose(1, 2) if tall else x

@@ -237,7 +237,8 @@ def write_error(path: Path, error: OSError) -> StopNode:
     if error.errno == errno.ENOENT:
         gone = [folder for folder in path.parents if not folder.exists()]
         if gone:
-            return BadInput(f"can't write {path.name}: the folder {gone[-1]} is gone; start the node again")
+            advice = "choose another place, or start the node again if somebody removed it"
+            return BadInput(f"can't write {path}: there is no folder {gone[-1]} (any more); {advice}")
     return BadInput(f"can't write {path} ({error.strerror or error}): choose another --state-dir or fix its owner")
 
 

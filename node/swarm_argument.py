@@ -28,7 +28,7 @@ def resolve_swarm(text: str) -> SwarmTarget:
     if text == DEMO_NAME:
         spec = demo_spec()
         return SwarmTarget(spec.swarm_id, spec, (), (shipped_book_path(),))
-    if "://" not in text and (Path(text).is_file() or _looks_like_path(text)):
+    if "://" not in text and (_is_file(text) or _looks_like_path(text)):
         spec = read_spec(Path(text))
         return SwarmTarget(spec.swarm_id, spec, spec.seeds)
     link = parse_link(text)
@@ -51,6 +51,13 @@ def stored_spec(path: Path, swarm_id: str) -> SwarmSpec | None:
     if spec.swarm_id != swarm_id:
         raise BadInput(f"{path} is the spec of {spec.swarm_id}, not of {swarm_id}: remove the file to fetch it again")
     return spec
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a zero byte
+        return False
 
 
 def _looks_like_path(text: str) -> bool:

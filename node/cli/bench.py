@@ -9,6 +9,7 @@ import typer
 
 from tscale.node.cli import options
 from tscale.node.cli.figures import figure_lines
+from tscale.protocol.errors import BadInput
 
 
 def build_app() -> typer.Typer:
@@ -40,6 +41,8 @@ def codec(
     """Size and speed of the delta codec on one thread, beside torch.topk alone."""
     from tscale.node.bench.codec import run_codec_bench
 
+    if not 0.0 < density <= 1.0:
+        raise BadInput(f"--density is {density}, it must be above 0 and at most 1")
     _say(f"making a delta of {parameters:,} parameters, then measuring for about 10 s")
     _show(run_codec_bench(parameters=parameters, density=density), as_json)
 

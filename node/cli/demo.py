@@ -12,13 +12,17 @@ import typer
 from tscale.node.cli import options
 from tscale.node.demo import DEFAULT_TOKENS, DemoOptions, run_demo
 
+_SeedValue = Annotated[
+    int | None, typer.Option("--seed-value", min=0, max=(1 << 63) - 1, help="The swarm's random seed.")
+]
+
 
 def demo(
     nodes: Annotated[int, typer.Option("--nodes", help="Nodes that train from the start.")] = 3,
     rounds: Annotated[int | None, typer.Option("--rounds", help="End after this many rounds.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", help="End after this many accepted tokens.")] = DEFAULT_TOKENS,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The dashboard's port; 0 is any.")] = 0,
-    seed_value: Annotated[int | None, typer.Option("--seed-value", min=0, help="The swarm's random seed.")] = None,
+    seed_value: _SeedValue = None,
     as_json: options.Json = False,
 ) -> None:
     """Run a seed and some nodes here; one is killed, one joins. The last line is a JSON report.

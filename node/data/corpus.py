@@ -101,6 +101,8 @@ def load_text_file(path: str | os.PathLike[str]) -> bytes:
     file = Path(path)
     if file.is_dir():
         raise BadInput(f"{file} is a directory: give a text file")
+    if file.exists() and not file.is_file():
+        raise BadInput(f"{file} is a device or a pipe: give a text file")
     try:
         data = file.read_bytes()
     except FileNotFoundError:

@@ -2,16 +2,28 @@
 
 The planner decides with it, and the tests measure it. L layers, W the bytes of one layer's matrices, E those of a
 table (vocabulary * width), S the bytes of one boundary state of the whole batch (rows * context * width).
+
+What the layers themselves take while they compute is not written down a second time here: `footprint` runs the
+layers' own code on tensors without contents.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tscale.kernels.model_config import ModelConfig, layer_parameters
+import torch
+import torch.nn.functional as F
+
+from tscale.kernels.block import BlockPass, BlockTables, BlockWeights, Product, block_forward, embed, logits
+from tscale.kernels.model_config import LayerReach, ModelConfig, layer_parameters, layer_reaches
+from tscale.kernels.offload.batch import leaf
+from tscale.kernels.offload.footprint import Footprint, footprint
+from tscale.kernels.offload.pieces import model_places
 from tscale.kernels.offload.plan import OffloadPlan
+from tscale.kernels.offload.update import LayerUpdate
 
 FLOAT_BYTES = 4
+TOKEN_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -60,3 +72,221 @@ def step_traffic(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape) -> StepT
         to_device += s * ((layers + 1) + (2 * layers + 1))
         to_host += s * 2 * (layers + 1)
     return StepTraffic(to_device, to_host)
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Host memory of a trainer; the replica's own vectors (anchor, residual) are not in it."""
+
+    weights_bytes: int
+    optimizer_bytes: int
+    boundary_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.optimizer_bytes + self.boundary_bytes
+
+
+def host_memory(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape) -> HostMemory:
+    """Weights; momentum of the matrices and two moments of the tables; L + 2 boundary states where they are kept here.
+
+    L + 2: states 0 to L and the gradient of the last; going back, a gradient takes the place of a state.
+    """
+    matrices, tables = cfg.layers * layer_bytes(cfg), 2 * table_bytes(cfg)
+    boundary = (cfg.layers + 2) * state_bytes(cfg, shape) if plan.boundary == "host" else 0
+    return HostMemory(matrices + tables, matrices + 2 * tables, boundary)
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Device memory of a step at its peak. `at` names what is computed there."""
+
+    slots_bytes: int
+    table_bytes: int
+    gradient_bytes: int
+    constant_bytes: int
+    boundary_bytes: int
+    kept_bytes: int
+    """Of autograd's graphs, when nothing is computed twice."""
+    work_bytes: int
+    """Activations, logits and workspace of what is computed at the peak."""
+    at: str
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        fixed = self.slots_bytes + self.table_bytes + self.gradient_bytes + self.constant_bytes
+        return fixed + self.boundary_bytes + self.kept_bytes + self.work_bytes
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Something that may be the peak: its own memory, and what lies between the layers and in graphs meanwhile."""
+
+    at: str
+    work_bytes: int
+    boundary_bytes: int
+    kept_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.work_bytes + self.boundary_bytes + self.kept_bytes
+
+
+def device_memory(
+    cfg: ModelConfig, plan: OffloadPlan, shape: StepShape, product: Product | None = None
+) -> DeviceMemory:
+    """The peak of one step; takes about a second. `product` must work on tensors without contents.
+
+    The device's own overhead (context, libraries, fragmentation) is not in it.
+    """
+    plan.check(cfg.layers)
+    micro = StepShape(min(plan.micro_rows, shape.rows), shape.context)
+    works = _LayerWorks(cfg, micro, product)
+    peak = max(_stages(cfg, plan, shape, works), key=lambda stage: stage.total_bytes)
+    w, e = layer_bytes(cfg), table_bytes(cfg)
+    tokens = shape.rows * (shape.context + 1) * TOKEN_BYTES
+    return DeviceMemory(
+        plan.slots * w,
+        e,
+        max(w, e),
+        works.constant_bytes() + cfg.vocab * FLOAT_BYTES + tokens,
+        peak.boundary_bytes,
+        peak.kept_bytes,
+        peak.work_bytes,
+        peak.at,
+    )
+
+
+def _stages(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape, works: _LayerWorks) -> list[_Stage]:
+    s, part = state_bytes(cfg, shape), state_bytes(cfg, works.micro)
+    count = -(-shape.rows // works.micro.rows)
+
+    def boundary(states: int, making: bool = False) -> int:
+        if plan.boundary == "host":
+            # state and gradient of two micro-batches; up to two results on their way out
+            return (4 + min(2, count - 1)) * part
+        # what is being made lacks the part that is computed now, which the work counts
+        return states * s + (s - part if making else 0)
+
+    reaches, layers = layer_reaches(cfg), cfg.layers
+    graphs = dict.fromkeys(reaches, 0)
+    if not plan.recompute:
+        graphs = {reach: count * (works.layer(reach, "graph").kept_bytes - part) for reach in graphs}
+    kept = sum(graphs[reach] for reach in reaches)
+    stages = [
+        _Stage("head", works.head().peak_bytes, boundary(layers + 1, making=True), kept),
+        _Stage("embedding", works.embedding().peak_bytes, boundary(1)),
+        _Stage("update of a layer", works.update().peak_bytes, boundary(layers), kept),
+        _Stage("update of a table", works.table_update().peak_bytes, boundary(layers + 1), kept),
+    ]
+    for reach in graphs:
+        # the last layer of a kind finds the most
+        last = max(index for index in range(layers) if reaches[index] == reach)
+        before = sum(graphs[other] for other in reaches[: last + 1]) - graphs[reach] // count
+        forward = works.layer(reach, "forward" if plan.recompute else "graph").peak_bytes
+        backward = works.layer(reach, "backward").peak_bytes
+        name = f"layer with a window of {reach.window}"
+        stages.append(_Stage(f"{name}, forward", forward, boundary(last + 1, making=True), before))
+        stages.append(_Stage(f"{name}, backward", backward, boundary(last + 2, making=True), before))
+    return stages
+
+
+class _LayerWorks:
+    """The footprints of everything a micro-batch meets."""
+
+    def __init__(self, cfg: ModelConfig, micro: StepShape, product: Product | None) -> None:
+        self.cfg = cfg
+        self.micro = micro
+        self._product = product
+        self._places = model_places(cfg)
+        self._tokens = micro.rows * micro.context
+
+    def constant_bytes(self) -> int:
+        """Angles and attention biases."""
+
+        def work(_: None) -> BlockTables:
+            run, states = self._pass(), self._state()
+            for reach in set(layer_reaches(self.cfg)):
+                with torch.no_grad():
+                    block_forward(run, reach, self._weights(), states)
+            return run.tables
+
+        return footprint(lambda: None, work).kept_bytes
+
+    def layer(self, reach: LayerReach, how: str) -> Footprint:
+        """One layer: "forward" only, with its "graph" kept, or computed again and "backward"."""
+
+        def prepare() -> tuple[BlockPass, BlockWeights, torch.Tensor, torch.Tensor]:
+            run, weights = self._pass(), self._weights()
+            with torch.no_grad():
+                block_forward(run, reach, weights, self._state())
+            leaves = BlockWeights(*(leaf(weight, torch.empty_like(weight)) for weight in weights))
+            return run, leaves, self._state(), self._state()
+
+        def work(given: tuple[BlockPass, BlockWeights, torch.Tensor, torch.Tensor]) -> object:
+            run, leaves, state_DM, gradient_DM = given
+            if how == "forward":
+                with torch.no_grad():
+                    return block_forward(run, reach, leaves, state_DM)
+            start = leaf(state_DM)
+            out = block_forward(run, reach, leaves, start)
+            if how == "backward":
+                torch.autograd.backward(out, gradient_DM)
+                return start.grad
+            return start, out
+
+        return footprint(prepare, work)
+
+    def head(self) -> Footprint:
+        """Logits, loss and their derivative."""
+
+        def work(given: tuple[torch.Tensor, ...]) -> object:
+            table_VD, bias_V, state_DM, targets_M = given
+            start = leaf(state_DM)
+            F.cross_entropy(logits(self.cfg, table_VD, bias_V, start), targets_M).backward()
+            return start.grad
+
+        return footprint(lambda: (self._table(), torch.empty(self.cfg.vocab), self._state(), self._ids()), work)
+
+    def embedding(self) -> Footprint:
+        """The derivative of the embedding."""
+
+        def work(given: tuple[torch.Tensor, ...]) -> object:
+            table_VD, gradient_DM, tokens_M = given
+            return torch.autograd.backward(embed(table_VD, tokens_M), gradient_DM)
+
+        return footprint(lambda: (self._table(), self._state(), self._ids()), work)
+
+    def update(self) -> Footprint:
+        """Muon on one layer."""
+        update = LayerUpdate(self.cfg, self._places, 0.9, 0.0)
+
+        def work(given: tuple[BlockWeights, BlockWeights, BlockWeights]) -> None:
+            with torch.no_grad():
+                update.apply(*given, lr=1e-3)
+
+        return footprint(lambda: (self._weights(), self._weights(), self._weights()), work)
+
+    def table_update(self) -> Footprint:
+        """AdamW on as much of a table as two halves of a slot hold moments for."""
+        size = min(self._places.table_numel, self._places.layer_numel // 2)
+        return Footprint(2 * size * FLOAT_BYTES, 0)
+
+    def _pass(self) -> BlockPass:
+        shape = (self.micro.rows, self.micro.context)
+        return BlockPass(self.cfg, BlockTables(self.cfg), shape, product=self._product)
+
+    def _weights(self) -> BlockWeights:
+        return BlockWeights(*(torch.empty(shape) for shape in self._places.layers[0].shapes))
+
+    def _table(self) -> torch.Tensor:
+        table_VD = torch.empty(self._places.table_shape)
+        return leaf(table_VD, torch.empty_like(table_VD))
+
+    def _state(self) -> torch.Tensor:
+        return torch.empty(self.cfg.width, self._tokens)
+
+    def _ids(self) -> torch.Tensor:
+        return torch.zeros(self._tokens, dtype=torch.int64)

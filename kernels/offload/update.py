@@ -76,7 +76,9 @@ class LayerUpdate:
             # qc and kv come first in BlockWeights
             part = cfg.head_dim if index < 2 else rows
             batch = MatrixBatch(slice(0, rows * columns), (rows // part, part, columns))
-            self._muons.append(Muon((batch,), momentum, weight_decay))
+            muon = Muon((batch,), momentum, weight_decay)
+            muon.momentum = torch.empty(0)
+            self._muons.append(muon)
 
     def apply(
         self,

@@ -15,28 +15,35 @@ from tscale.protocol.hashing import digest
 from tscale.protocol.records import Announcement, Manifest, SignedRecord
 from tscale.protocol.spec import SwarmSpec
 
+MAX_KEPT_BYTES = 128 << 20  # of the followed chain: less than what a node reads back after a restart
+MAX_PLACES = 4096  # remembered of one parent's candidates
 MAX_PER_SEALER = 4  # manifests of one sealer for one round on one parent
 
 
-@dataclass
+@dataclass(eq=False)
 class Link:
     """A manifest in the tree. `tokens` are its own, `total` includes its ancestors'."""
 
     digest: bytes
-    parent: Link | None
+    parent: Link | None = field(repr=False)
     round: int
     tokens: int
     total: int
     order: tuple[int, bytes, bytes] = (0, b"", b"")
-    signed: SignedRecord[Manifest] | None = None
-    children: list[Link] = field(default_factory=list)
+    signed: SignedRecord[Manifest] | None = field(default=None, repr=False)
+    children: list[Link] = field(default_factory=list, repr=False)
     invalid: bool = False
     depth: int = 0
     seen_s: float = 0.0  # local time at which it came
     authors: frozenset[bytes] = frozenset()
     taken: frozenset[tuple[bytes, int]] = frozenset()  # (author, round) of its contributions
     blobs: frozenset[bytes] = frozenset()  # roots of its contributions
-    places: dict[tuple[int, bytes], tuple[int, bytes]] = field(default_factory=dict)
+    places: dict[tuple[int, bytes], tuple[int, bytes]] = field(default_factory=dict, repr=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of the manifest."""
+        return len(self.signed.bytes) if self.signed is not None else 0
 
     def __post_init__(self) -> None:
         """Work out what is asked for often."""
@@ -63,6 +70,8 @@ def candidate_order(parent: Link, round_: int, public: bytes) -> tuple[int, byte
     """A peer's place among the candidates to seal a round on `parent`: its contributors first, then by hash."""
     found = parent.places.get((round_, public))
     if found is None:
+        if len(parent.places) >= MAX_PLACES:
+            parent.places.clear()  # somebody has many keys
         place = digest("sealer", parent.digest, round_.to_bytes(8, "little"), public)
         found = parent.places[(round_, public)] = (0 if public in parent.authors else 1, place)
     return found
@@ -84,6 +93,7 @@ class Chain:
         self.genesis = Link(genesis_digest(spec.swarm_id), None, -1, 0, 0)
         self.links: dict[bytes, Link] = {self.genesis.digest: self.genesis}
         self.root = self.genesis
+        self.size_bytes = 0  # of the manifests known
         self.version = 0  # grows with every change, for caches
 
     def get(self, digest_: bytes) -> Link | None:
@@ -117,6 +127,7 @@ class Chain:
         link.depth, link.invalid = parent.depth + 1, parent.invalid
         parent.children.append(link)
         self.links[signed.digest] = link
+        self.size_bytes += link.size_bytes
         self.version += 1
         return link, "added"
 
@@ -194,9 +205,9 @@ class Chain:
         rungs = self.spec.codec.rungs
         return tuple(Part(p, rungs[p.record.rung].gain * (share / total)) for p, share in shares if share > 0.0)
 
-    def best(self, usable: Callable[[Link], bool] | None = None) -> Link:
-        """The head among the valid manifests for which `usable` holds (with all their ancestors)."""
-        here = self.root
+    def best(self, usable: Callable[[Link], bool] | None = None, top: Link | None = None) -> Link:
+        """The head among the valid manifests for which `usable` holds, with all their ancestors up to `top`."""
+        here = top or self.root
         behind: dict[bytes, int] | None = None
         while True:
             ready = [c for c in here.children if not c.invalid and (usable is None or usable(c))]
@@ -249,19 +260,36 @@ class Chain:
 
     def mark_invalid(self, link: Link) -> None:
         """A manifest with an invalid contribution is invalid, with all that builds on it."""
-        link.invalid = True
+        stack = [link]
+        while stack:
+            here = stack.pop()
+            here.invalid = True
+            stack.extend(child for child in here.children if not child.invalid)
         self.version += 1
-        for child in link.children:
-            self.mark_invalid(child)
+
+    def remove(self, link: Link) -> list[Link]:
+        """Forget a manifest and all that builds on it; returns what went, the manifest first."""
+        gone = [link]
+        for here in gone:  # grows while it is walked
+            gone.extend(here.children)
+        if link.parent is not None:
+            link.parent.children.remove(link)
+        for here in gone:
+            del self.links[here.digest]
+            self.size_bytes -= here.size_bytes
+        self.version += 1
+        return gone
 
     def prune(self, head: Link) -> list[bytes]:
-        """Forget what lies more than `keep` links behind the head; returns the digests that went."""
-        if head.depth - self.root.depth <= self.keep:
+        """Forget what lies more than `keep` links or MAX_KEPT_BYTES behind the head; returns the digests that went."""
+        new_root, size_bytes = head, head.size_bytes
+        while (parent := new_root.parent) is not None and head.depth - new_root.depth < self.keep:
+            size_bytes += parent.size_bytes
+            if size_bytes > MAX_KEPT_BYTES:
+                break
+            new_root = parent
+        if new_root is self.root:
             return []
-        new_root = head
-        while head.depth - new_root.depth < self.keep:
-            assert new_root.parent is not None  # depth says so
-            new_root = new_root.parent
         kept: dict[bytes, Link] = {}
         stack = [new_root]
         while stack:
@@ -271,6 +299,7 @@ class Chain:
         gone = [d for d in self.links if d not in kept]
         new_root.parent = None
         self.root, self.links = new_root, kept
+        self.size_bytes = sum(link.size_bytes for link in kept.values())
         self.version += 1
         return gone
 

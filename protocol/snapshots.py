@@ -101,6 +101,11 @@ class Snapshots:
                 return record
         return None
 
+    def find_moved_s(self) -> float:
+        """The local time at which a chunk of a snapshot came last; 0 when none has."""
+        wants = [w for w in self.view.transfers.wants.values() if self.view.kinds.get(w.blob.root) == "snapshot"]
+        return max((want.moved_s for want in wants if want.moved_s > want.since_s), default=0.0)
+
     def fetch(self, offer: SnapshotRecord, link: Link) -> bool:
         """Get a snapshot and have the worker load it. True when the worker was asked."""
         self.asked_for = offer.manifest

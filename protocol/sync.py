@@ -12,8 +12,8 @@ from __future__ import annotations
 from tscale.protocol.chain import Link
 from tscale.protocol.chase import Chase
 from tscale.protocol.checks import Checks
-from tscale.protocol.drift import find_majority
-from tscale.protocol.effects import DropBlob, Fold, KeepRecord
+from tscale.protocol.drift import Drift
+from tscale.protocol.effects import Fold, KeepRecord, RestartFromGenesis
 from tscale.protocol.events import (
     Folded,
     FoldFailed,
@@ -21,11 +21,14 @@ from tscale.protocol.events import (
     SnapshotRefused,
     WorkerReady,
 )
+from tscale.protocol.following import Following
+from tscale.protocol.keeping import Keeping, list_ahead, list_recent
 from tscale.protocol.records import Announcement, Manifest, SignedRecord, SnapshotRecord
 from tscale.protocol.snapshots import Snapshots
 from tscale.protocol.spread import Spread
 from tscale.protocol.usable import Usable
 from tscale.protocol.view import View
+from tscale.protocol.wanting import count_missing_bytes, fetch_parts, forget_wants_before
 
 REPLAY_MARGIN = 3
 MAX_FOLD_PAUSE_S = 30.0
@@ -40,16 +43,19 @@ class Sync:
         self.snapshots = Snapshots(view, spread)
         self.usables = Usable(view)
         self.checks = Checks(view, self.usables)
-        self.chase = Chase(view)
+        self.keeping = Keeping(view, spread, self.snapshots, self.usables)
+        self.following = Following(view)
+        self.chase = Chase(view, self.following, self.snapshots)
+        self.drift = Drift(view)
         self.head: Link | None = None if view.trains else view.chain.genesis
         self.previous: Link | None = None
+        self.followed: Link | None = None  # the last link of this peer's chain: a restarted worker may be behind it
         self.states: dict[bytes, bytes] = {}
         self.busy: bytes | None = None
-        self.drifted = False
         self._fetch_at = 0.0
         self._fold_at = 0.0
         self._fold_failures = 0
-        self._target: tuple[int, Link] | None = None
+        self._target: tuple[object, Link] | None = None
         self._best: tuple[tuple[int, int], Link] | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -58,6 +64,11 @@ class Sync:
     def offers(self) -> dict[bytes, SignedRecord[SnapshotRecord]]:
         """Snapshot records by digest."""
         return self.snapshots.offers
+
+    @property
+    def drifted(self) -> bool:
+        """Whether this peer believes that its state is not what it should be."""
+        return self.drift.drifted
 
     @property
     def replay_limit(self) -> int:
@@ -71,9 +82,10 @@ class Sync:
 
     def target(self) -> Link:
         """The head of the best chain, whether its blobs are here or not."""
-        version = self.view.chain.version
-        if self._target is None or self._target[0] != version:
-            self._target = (version, self.chase.best())
+        doubt = (int(self.view.now / self.view.pace.flush_s), self.usables.version) if self.chase.is_doubting else None
+        key = (self.view.chain.version, doubt)
+        if self._target is None or self._target[0] != key:
+            self._target = (key, self.chase.best(self.usables))
         return self._target[1]
 
     def best_usable(self) -> Link:
@@ -84,36 +96,28 @@ class Sync:
         return self._best[1]
 
     def joined(self) -> bool:
-        """Whether this peer is in step: at most one manifest behind the best chain, or where most of the swarm is."""
-        if self.head is None:
-            return False
-        target = self.target()
-        if target is self.head or target.parent is self.head:
-            return True
-        return (self.head.parent is not None and target.parent is self.head.parent) or self.is_followed()
+        """Whether this peer is in step: at most one manifest behind the best chain, or where most of the swarm is.
 
-    def is_followed(self) -> bool:
-        """Whether most living authors trained last from the head or from the manifest before it.
-
-        A better chain that only few peers follow is no reason to stand still: anybody can claim one.
+        A better chain that nobody alive follows is no reason to stand still either: anybody can claim one.
         """
-        head, view = self.head, self.view
+        head, target = self.head, self.target()
         if head is None:
             return False
-        living = view.members.alive_trainers(view.swarm_now) | {view.own}
-        bases = {head.digest, head.parent.digest if head.parent else head.digest}
-        votes: dict[bytes, bool] = {}
-        closed = view.times.round_at(view.swarm_now)
-        for round_ in sorted(r for r in view.pool.by_round if r < closed):
-            votes.update((a, s.record.base in bases) for a, s in view.pool.of_round(round_).items() if a in living)
-        return 2 * sum(votes.values()) > len(votes)
+        if target in (head, head.parent) or target.parent is head:
+            return True
+        if (head.parent is not None and target.parent is head.parent) or self.following.is_followed(head):
+            return True
+        is_recent = self.view.times.round_at(self.view.swarm_now) - head.round <= self.replay_limit
+        was_in_step = head.signed is not None and (is_recent or self.chase.is_doubting)
+        return was_in_step and not self.following.are_others_elsewhere(head)
 
     # -- worker events ------------------------------------------------------------------------------------------
 
     def on_worker(self, event: WorkerReady) -> bool:
         """The worker is up. False when the chain doesn't know its state: it has to start over."""
         link = self.view.chain.get(event.manifest)
-        self.busy, self.snapshots.asked_for, self.drifted = None, None, False
+        self.busy, self.snapshots.asked_for = None, None
+        self.drift.reset()
         if link is None:
             return False
         self.checks.reset(able=True)
@@ -122,9 +126,16 @@ class Sync:
         return True
 
     def _stand_at(self, link: Link, state: bytes) -> None:
+        extends = link.parent is not None and link.parent is self.head
         self.head = link
         self.states[link.digest] = state
+        if self.followed is None or self.view.chain.path(link, self.followed) is None:
+            self.followed = link
+        if not extends:  # what was folded beside or after it has to be folded again if it is to be reached
+            self.usables.folded = {self.view.chain.genesis.digest}
         self.usables.folded_up_to(link)
+        if not extends:
+            self.usables.rebuild()
 
     def on_worker_died(self) -> None:
         """No state until the worker is back."""
@@ -144,7 +155,10 @@ class Sync:
         if link.parent is self.head:
             self.previous = self.head
         self._stand_at(link, event.state)
-        self._check_drift(link)
+        if self.drifted:
+            self.drift.folded_again(link, event.state)
+            return True
+        self.drift.check(link, event.state)
         if not self.drifted:
             self.snapshots.maybe_write(link)
         return True
@@ -157,18 +171,12 @@ class Sync:
         if link is not None and event.invalid:
             self.view.chain.mark_invalid(link)
             return
+        if self.drifted and link is not None and link is self.head:
+            self.drift.insist(link)
         self._fold_failures = min(self._fold_failures + 1, 10)
         self._fold_at = self.view.now + min(self.view.pace.flush_s * 2**self._fold_failures, MAX_FOLD_PAUSE_S)
 
     # -- drift --------------------------------------------------------------------------------------------------
-
-    def _check_drift(self, link: Link) -> None:
-        """Compare this peer's digest with the one most tokens vouch for; a peer that drifted fetches the state."""
-        majority, mine = find_majority(self.view, link), self.states.get(link.digest)
-        if majority is None or mine is None or majority == mine:
-            return
-        self.drifted = True
-        self.view.notice("drifted", round=link.round, mine=mine.hex()[:12], majority=majority.hex()[:12])
 
     def check_head(self, signed: SignedRecord[Announcement] | None = None) -> None:
         """Look again for drift, when an announcement from the head has come in that gives it another state."""
@@ -179,7 +187,22 @@ class Sync:
             record = signed.record
             if record.base != head.digest or record.base_state == self.states.get(head.digest):
                 return
-        self._check_drift(head)
+        self.drift.check(head, self.states.get(head.digest))
+
+    def _repair(self, head: Link) -> bool:
+        """Look again whether the others are right. True when the head is folded again, or the worker starts over."""
+        self.drift.note_progress(self.snapshots.find_moved_s())
+        self.drift.look_again(head, self.states.get(head.digest))
+        if not self.drift.has_waited:
+            return False
+        if self.drift.foreign:
+            self.busy = head.digest
+            self.view.emit(RestartFromGenesis("nobody offers the state that the swarm vouches for"))
+            return True
+        if head.parent is not None and head.parent is self.previous and self._ask_fold(head):
+            return True
+        self.drift.insist(head)
+        return False
 
     # -- manifests ----------------------------------------------------------------------------------------------
 
@@ -190,6 +213,8 @@ class Sync:
             return why
         link.seen_s = self.view.now
         self.usables.add(link)
+        for gone in self.keeping.trim(link, self._kept_heads):
+            self.states.pop(gone, None)
         self.view.emit(KeepRecord(signed.digest, signed.bytes))
         for part in signed.contributions:
             self.view.kinds.setdefault(part.record.blob.root, "contribution")
@@ -198,21 +223,16 @@ class Sync:
     def verify_pending(self) -> None:
         """Have the worker check what is here and unchecked, as far as it may be folded soon."""
         if self.view.unchecked and self.checks.able:
-            ahead = [*self._recent(self.target()), *self._next()]
+            ahead = list_recent(self.target(), self.replay_limit) + (list_ahead(self.head) if self.head else [])
             self.checks.ask_pending([link for link in ahead if link.digest not in self.usables.folded])
 
     def _next(self) -> list[Link]:
-        """The manifests on top of the head: folded next, while a better chain can't be had."""
-        return [link for link in self.head.children if not link.invalid] if self.head is not None else []
-
-    def _recent(self, head: Link, count: int = 0) -> list[Link]:
-        """The last links of a chain, newest first: `count`, or as many as are replayed."""
-        found: list[Link] = []
-        here: Link | None = head
-        while here is not None and here.signed is not None and len(found) < (count or self.replay_limit):
-            found.append(here)
-            here = here.parent
-        return found
+        """What comes after the head on this peer's chain, and on top of it: while a better chain can't be had."""
+        if self.head is None:
+            return []
+        back = self._steps(self.followed) if self.followed is not None else None
+        found = [*(back or ())[: self.replay_limit], *self.head.children]
+        return [link for link in found if not link.invalid]
 
     # -- moving -------------------------------------------------------------------------------------------------
 
@@ -224,6 +244,8 @@ class Sync:
             return
         if self.head is None or self.busy is not None:
             return
+        if self.drifted and self._repair(self.head):
+            return
         if not self.drifted and view.now >= self._fold_at and self._fold_towards(self.best_usable()):
             return
         target = self.target()
@@ -233,11 +255,16 @@ class Sync:
         if view.now < self._fetch_at:
             return
         self._fetch_at = view.now + view.pace.flush_s
-        self._fetch(self._next())
+        fetch_parts(self.view, self._next())
         steps = self._steps(target)
         if not self.drifted:
-            self.chase.watch(target, self.head, steps, {s.record.manifest for s in self.offers.values()})
-        if steps is not None and not self.drifted and self._is_cheaper(steps, target) and not self._fetch(steps):
+            self.chase.watch(target, self.head)
+        if (
+            steps is not None
+            and not self.drifted
+            and self._is_cheaper(steps, target)
+            and not fetch_parts(self.view, steps)
+        ):
             return
         self._load_snapshot(target)
 
@@ -247,7 +274,7 @@ class Sync:
         if self.view.now < self._fetch_at:
             return
         self._fetch_at = self.view.now + self.view.pace.flush_s
-        self._fetch(self._recent(target))
+        fetch_parts(self.view, list_recent(target, self.replay_limit))
         offer = self.snapshots.choose(target, self.oldest_snapshot_round, False)
         if offer is not None:
             self.snapshots.fetch_to_serve(offer)
@@ -265,11 +292,7 @@ class Sync:
         if len(after) == len(steps):
             return True
         size_bytes = 0 if self.view.holds(offer.blob.root) else offer.blob.size_bytes
-        return self._missing_bytes(steps) <= size_bytes + self._missing_bytes(after)
-
-    def _missing_bytes(self, steps: list[Link]) -> int:
-        blobs = (p.record.blob for link in steps if link.signed for p in link.signed.contributions)
-        return sum(blob.size_bytes for blob in blobs if not self.view.holds(blob.root))
+        return count_missing_bytes(self.view, steps) <= size_bytes + count_missing_bytes(self.view, after)
 
     def _steps(self, target: Link) -> list[Link] | None:
         """The manifests from the head (or from the state before it) to `target`."""
@@ -285,34 +308,20 @@ class Sync:
         if best is self.head or self.head is None:
             return False
         steps = self._steps(best)
-        if not steps:
-            return False
-        link = steps[0]
+        if steps is None:  # it can't be reached from here: meanwhile as far as this peer's chain goes
+            steps = self._steps(self.view.chain.best(self.usables, self.previous or self.head))
+        return self._ask_fold(steps[0]) if steps else False
+
+    def _ask_fold(self, link: Link) -> bool:
+        """Have a manifest folded if its blobs are here."""
         parent = link.parent
-        if parent is None:
-            return False
         parts = self.view.chain.parts(link)
-        if not all(self.view.holds(p.announcement.record.blob.root) for p in parts):
+        if parent is None or not all(self.view.has(p.announcement.record.blob) for p in parts):
             return False
         self.busy = link.digest
         roots = tuple((p.announcement.record.blob.root, p.weight) for p in parts)
         self.view.emit(Fold(link.digest, parent.digest, link.round, link.total, roots))
         return True
-
-    def _fetch(self, steps: list[Link]) -> bool:
-        """Want the blobs of these manifests. True when one seems lost: long wanted, and nobody has it."""
-        view, lost = self.view, False
-        for link in steps:
-            for part in link.signed.contributions if link.signed else ():
-                root = part.record.blob.root
-                if view.holds(root):
-                    continue
-                want = view.transfers.wants.get(part.record.blob)
-                if want is None:
-                    view.want(part.record.blob, "contribution", part.public)
-                    want = view.transfers.wants[part.record.blob]
-                lost = lost or view.now - want.since_s > view.spec.rounds.length_s
-        return lost
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 
@@ -330,21 +339,12 @@ class Sync:
         if not self.drifted and path(link, self.head) is not None:
             # behind this peer: of use only to go back to where another branch began, once that can be replayed
             after = path(link, target)
-            if path(self.head, target) is not None or after is None or self._missing_bytes(after):
-                self._fetch(after or [])
+            if path(self.head, target) is not None or after is None or count_missing_bytes(self.view, after):
+                fetch_parts(self.view, after or [])
                 return
-        self._forget_wants_before(offer.round)
+        forget_wants_before(self.view, offer.round)
         if self.snapshots.fetch(offer, link):
             self.busy = offer.manifest
-
-    def _forget_wants_before(self, round_: int) -> None:
-        """Contributions that the snapshot makes needless must not take its place on the line."""
-        wants = self.view.transfers.wants
-        for link in self.view.chain.links.values():
-            if wants and link.signed is not None and link.round <= round_:
-                for part in link.signed.contributions:
-                    if part.record.blob in wants:
-                        self.view.transfers.forget(part.record.blob.root)
 
     def on_snapshot_loaded(self, event: SnapshotLoaded) -> None:
         """The worker took over a downloaded state: believe it only if its digest is the one the chain vouches for."""
@@ -356,9 +356,9 @@ class Sync:
         if link is None or not good:
             self.snapshots.bad.update(c.blob.root for c in claims)
             self.view.notice("snapshot_wrong", manifest=event.manifest.hex()[:12])
-            self.drifted = True  # the worker holds a state nobody vouches for: it must not contribute
+            self.drift.start(foreign=True)  # the worker holds a state nobody vouches for: it must not contribute
             return
-        self.drifted = False
+        self.drift.repaired()
         self._stand_at(link, event.state)
         self.previous = None
         self.view.unchecked = True
@@ -376,24 +376,24 @@ class Sync:
 
     # -- what may go --------------------------------------------------------------------------------------------
 
+    def _kept_heads(self) -> list[Link]:
+        """The heads of the chains that are kept whole, however many others are claimed."""
+        if self.view.trains and self.followed is None:
+            return self.keeping.find_restored()
+        if not self.view.trains:
+            leader = self.following.find_leader(())
+            return [self.target(), *([leader] if leader is not None else [])]
+        return [link for link in (self.head, self.previous, self.followed, self.best_usable()) if link is not None]
+
     def sweep(self) -> None:
         """Drop blobs and offers that no joiner will ask for."""
-        view = self.view
-        keep = self.snapshots.sweep(self.oldest_snapshot_round)
-        for link in self._recent(self.target()):
-            keep.update(p.record.blob.root for p in (link.signed.contributions if link.signed else ()))
-        for authors in view.pool.by_round.values():
-            keep.update(s.record.blob.root for s in authors.values())
-        for root, kind in list(view.kinds.items()):
-            if kind != "dataset" and root not in keep:
-                view.kinds.pop(root)
-                view.pool.forget_blob(root)
-                if view.holds(root) or view.transfers.is_wanted(root):
-                    view.transfers.forget(root)
-                    view.emit(DropBlob(root))
+        heads = [self.target(), *self._kept_heads()]
+        kept = [link for head in heads for link in list_recent(head, self.replay_limit)]
+        ahead = list_ahead(self.head) if self.head is not None and self.view.trains else []
+        self.keeping.sweep([*kept, *ahead], self.oldest_snapshot_round)
         self.chase.sweep()
-        if self.head is not None and view.trains:
-            for gone in view.chain.prune(self.head):
+        if self.head is not None and self.view.trains:
+            for gone in self.view.chain.prune(self.head):
                 self.usables.folded.discard(gone)
                 self.states.pop(gone, None)
         self.usables.rebuild()

@@ -16,11 +16,13 @@ import torch.nn.functional as F
 
 from tscale.kernels.block import BlockPass, BlockTables, BlockWeights, Product, block_forward, embed, logits
 from tscale.kernels.model_config import LayerReach, ModelConfig, layer_parameters, layer_reaches
+from tscale.kernels.muon import MuonRule
 from tscale.kernels.offload.batch import leaf
 from tscale.kernels.offload.footprint import Footprint, footprint
 from tscale.kernels.offload.pieces import model_places
 from tscale.kernels.offload.plan import OffloadPlan
 from tscale.kernels.offload.update import LayerUpdate
+from tscale.kernels.polar import polar_rule
 
 FLOAT_BYTES = 4
 TOKEN_BYTES = 8
@@ -261,7 +263,7 @@ class _LayerWorks:
 
     def update(self) -> Footprint:
         """Muon on one layer."""
-        update = LayerUpdate(self.cfg, self._places, 0.9, 0.0)
+        update = LayerUpdate(self.cfg, self._places, MuonRule(0.9, 0.0, polar_rule("cpu")))
 
         def work(given: tuple[BlockWeights, BlockWeights, BlockWeights]) -> None:
             with torch.no_grad():

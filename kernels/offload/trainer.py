@@ -29,6 +29,7 @@ import torch
 from tscale.kernels.block import BlockTables, Product, output_bias
 from tscale.kernels.inner import EVALUATION_BATCH_TOKENS, InnerConfig, next_token
 from tscale.kernels.model_config import ModelConfig, layer_reaches
+from tscale.kernels.muon import MuonRule
 from tscale.kernels.offload.batch import BatchRun, Network
 from tscale.kernels.offload.boundary import Boundary, DeviceBoundary, HostBoundary, micro_batches
 from tscale.kernels.offload.engine import LayerEngine, Rates
@@ -37,6 +38,7 @@ from tscale.kernels.offload.pieces import model_places
 from tscale.kernels.offload.plan import OffloadPlan
 from tscale.kernels.offload.transfer import Transfer
 from tscale.kernels.offload.update import HostOptimizer, LayerUpdate, memory_optimizer
+from tscale.kernels.polar import polar_rule
 
 EVALUATION_GROUP_TOKENS = 16384
 """So many tokens share one pass of the weights over the bus when nothing is trained."""
@@ -90,7 +92,8 @@ class OffloadTrainer:
         bias_V = output_bias(counts).to(device)
         reaches = layer_reaches(model_cfg)
         self._network = Network(model_cfg, reaches, BlockTables(model_cfg, device), bias_V, parts.product)
-        update = LayerUpdate(model_cfg, places, inner_cfg.momentum, inner_cfg.weight_decay)
+        rule = MuonRule(inner_cfg.momentum, inner_cfg.weight_decay, polar_rule(device.type))
+        update = LayerUpdate(model_cfg, places, rule)
         self._engine = LayerEngine(places, parts.plan, parts.transfer, update)
         self._boundaries: dict[tuple[int, int], Boundary] = {}
 

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from tscale.kernels.model_config import ModelConfig
-from tscale.kernels.muon import ADAM_BETAS, ADAM_EPS, MatrixBatch, Muon
+from tscale.kernels.muon import ADAM_BETAS, ADAM_EPS, MuonRule, muon_update
 from tscale.kernels.offload.pieces import ModelPlaces
+from tscale.kernels.offload.transfer import Pieces
 
 
 class HostOptimizer:
@@ -70,27 +71,19 @@ def memory_optimizer(places: ModelPlaces) -> HostOptimizer:
 class LayerUpdate:
     """Muon on the matrices of one layer. Fused projections are split into heads, as in the whole vector."""
 
-    def __init__(self, cfg: ModelConfig, places: ModelPlaces, momentum: float, weight_decay: float) -> None:
-        self._muons = []
+    def __init__(self, cfg: ModelConfig, places: ModelPlaces, rule: MuonRule) -> None:
+        self._rule = rule
+        self._shapes = []
         for index, (rows, columns) in enumerate(places.layers[0].shapes):
             # qc and kv come first in BlockWeights
             part = cfg.head_dim if index < 2 else rows
-            batch = MatrixBatch(slice(0, rows * columns), (rows // part, part, columns))
-            muon = Muon((batch,), momentum, weight_decay)
-            muon.momentum = torch.empty(0)
-            self._muons.append(muon)
+            self._shapes.append((rows // part, part, columns))
 
-    def apply(
-        self,
-        weights: tuple[torch.Tensor, ...],
-        gradients: tuple[torch.Tensor, ...],
-        momentum: tuple[torch.Tensor, ...],
-        lr: float,
-    ) -> None:
+    def apply(self, weights: Pieces, gradients: Pieces, momentum: Pieces, lr: float) -> None:
         """One step, in place on `weights` and `momentum`."""
-        for muon, weight, gradient, kept in zip(self._muons, weights, gradients, momentum, strict=True):
-            muon.momentum = kept.view(-1)
-            muon.step(weight.view(-1), gradient.view(-1), lr)
+        for shape, *tensors in zip(self._shapes, weights, gradients, momentum, strict=True):
+            weight, gradient, kept = (tensor.view(shape) for tensor in tensors)
+            muon_update(weight, gradient, kept, self._rule, lr)
 
 
 @dataclass(frozen=True)

@@ -6,37 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from tests.sim.claims import claim, push
 from tests.sim.health import assert_agreed
+from tests.sim.simpeer import SimPeer
 from tests.sim.world import World, sim_spec
 from tscale.protocol.chain import Link
-from tscale.protocol.hashing import blob_ref
+from tscale.protocol.hashing import digest
 from tscale.protocol.identity import Identity
 from tscale.protocol.messages import Push, encode
-from tscale.protocol.records import Announcement, Manifest, SignedRecord, seal_record
-
-
-def claim(world: World, author: Identity, parent: Link | SignedRecord[Manifest], round_: int) -> SignedRecord[Manifest]:
-    """A well-formed manifest of a stranger with as many tokens as one may claim, over a blob that does not exist."""
-    total = parent.total if isinstance(parent, Link) else parent.record.total_tokens
-    state = bytes(32)
-    if isinstance(parent, Link):
-        state = next(p.states[parent.digest] for p in world.trainers() if parent.digest in p.states)
-    announcement = Announcement(
-        swarm=world.spec.swarm_id,
-        round=round_,
-        base=parent.digest,
-        base_state=state,
-        blob=blob_ref(b"no such blob %d" % round_),
-        tokens=world.spec.caps.max_contribution_tokens,
-        steps=1,
-        loss=0.0,
-        rung=0,
-    )
-    signed = seal_record(author, announcement)
-    return seal_record(
-        author,
-        Manifest(world.spec.swarm_id, round_, parent.digest, state, total + announcement.tokens, (signed.bytes,)),
-    )
+from tscale.protocol.records import Manifest, SignedRecord, seal_record
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -98,3 +76,99 @@ def test_caps_hold_for_claims() -> None:
         "reason",
         "its total of tokens does not add up",
     )
+
+
+# -- many branches ----------------------------------------------------------------------------------------------------
+
+
+def branches(world: World, count: int, links: int = 2) -> list[SignedRecord[Manifest]]:
+    """Chains of different strangers, all on the head that most trainers have."""
+    head = world.trainers()[0].machine.sync.head
+    assert head is not None
+    made: list[SignedRecord[Manifest]] = []
+    for n in range(count):
+        evil = Identity.from_secret(digest("test", b"evil", bytes([n])))
+        made.append(claim(world, evil, head, head.round + 1))
+        for k in range(1, links):
+            made.append(claim(world, evil, made[-1], head.round + 1 + k))
+    return made
+
+
+def rounds_trained(world: World, peer: SimPeer, rounds: int) -> int:
+    """How often it is training in the middle of the next rounds."""
+    seen = 0
+    for _ in range(rounds):
+        world.run_rounds(1)
+        seen += peer.training
+    return seen
+
+
+@pytest.mark.parametrize("away_rounds", [1, 40])
+def test_a_lone_peer_that_restarts_among_many_claims_loses_few_rounds(away_rounds: int) -> None:
+    world = World(sim_spec(), 9)
+    peer = world.add()
+    assert_agreed(world, 5)
+    made = branches(world, 12)
+    world.run_rounds(3)
+    push(world, peer, Identity.from_secret(bytes(32)), *made)
+    world.run_rounds(1)
+    world.crash(peer)
+    world.run_rounds(away_rounds)
+    back = world.add(disk=peer.disk)
+    assert all(back.machine.view.chain.get(signed.digest) for signed in made)
+    lost = 40 - rounds_trained(world, back, 40)
+    assert lost <= (1 if away_rounds == 1 else 3), f"{lost} of 40 rounds"
+    head = back.machine.sync.head
+    assert head is not None and head.round >= back.machine.view.times.round_at(world.now) - 2
+
+
+def test_a_joiner_finds_the_swarm_among_many_claims() -> None:
+    world = World(sim_spec(), 10)
+    for _ in range(3):
+        world.add()
+    assert_agreed(world, 8)
+    made = branches(world, 12)
+    world.run_rounds(3)
+    for peer in world.trainers():
+        push(world, peer, Identity.from_secret(bytes(32)), *made)
+    joiner = world.add()
+    world.run_rounds(5)
+    assert joiner.training, joiner.training_reason
+    for round_ in range(19, 24):
+        assert len(assert_agreed(world, round_).authors) == 4
+
+
+def test_a_claimed_chain_that_grows_every_round_is_given_up_all_the_same() -> None:
+    world = World(sim_spec(), 11)
+    peer = world.add()
+    assert_agreed(world, 5)
+    evil = Identity.from_secret(bytes(range(32)))
+    made = branches(world, 1, links=4)
+    world.crash(peer)
+    world.run_rounds(20)
+    back = world.add(disk=peer.disk)
+    push(world, back, evil, *made)
+    trained = 0
+    for _ in range(12):
+        now_round = back.machine.view.times.round_at(world.now)
+        made.append(claim(world, evil, made[-1], now_round))
+        push(world, back, evil, made[-1])
+        trained += rounds_trained(world, back, 1)
+    assert trained >= 12 - 3
+    assert back.machine.view.chain.get(made[-1].digest) is not None
+
+
+def test_each_time_a_branch_is_given_up_it_is_left_alone_for_longer() -> None:
+    world = World(sim_spec(), 12)
+    peer = world.add()
+    assert_agreed(world, 5)
+    push(world, peer, Identity.from_secret(bytes(32)), *branches(world, 1, links=1))
+    world.run_rounds(1)
+    push(world, peer, Identity.from_secret(bytes(32)), *branches(world, 2, links=3))
+    times: list[float] = []
+    for _ in range(120):
+        before = len(peer.notices)
+        world.run_rounds(1)
+        times += [world.now for notice in peer.notices[before:] if notice.event == "chain_given_up"]
+    assert 3 <= len(times) <= 10, times
+    assert peer.training

@@ -53,6 +53,7 @@ class Result:
     curve: tuple[Point, ...]
     cpu_s: float = 0.0
     refused: int = 0
+    sent_share: float = 0.0
 
 
 def run_key(setting: Setting) -> str:

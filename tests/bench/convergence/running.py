@@ -56,6 +56,7 @@ def run(variant: Variant, code: str, final_windows: int = FINAL_WINDOWS) -> Resu
         bits_per_parameter=tally.bits_sent / max(tally.round, 1) / np.size(anchor),
         missed=tally.missed,
         refused=tally.refused,
+        sent_share=tally.sent_share,
         largest_rms=tally.largest_rms,
         loss=loss,
         curve=tuple(curve),

@@ -66,6 +66,7 @@ class Tally:
     contributions: int = 0
     missed: int = 0
     refused: int = 0
+    sent_share: float = 0.0
     largest_rms: float = 0.0
 
 
@@ -105,6 +106,7 @@ class Peer:
         self.trainer = make_trainer(setting, self.replica.local)
         self.corpus = own_part(setting.corpus, index, variant.peers) if variant.own_text else setting.corpus
         self.public = digest("lab peer", index.to_bytes(4, "little"))
+        self.progress, self.sent = np.zeros_like(state.anchor), np.zeros_like(state.anchor)
         self._steps_done = self._base_steps = 0
         self._key, self._lr_scale = b"", 0.0
 
@@ -128,7 +130,7 @@ class Peer:
     def close(self, density: Density) -> Contribution:
         """The contribution of the steps since the last close."""
         variant, layout, inner = self.setting.variant, self.replica.layout, self.setting.kernels.inner
-        compressor = _compressor(variant)
+        compressor, kept = _compressor(variant), self.replica.residual * np.float32(variant.beta)
         if compressor is None or density.bits == 32:
             blob = self.replica.close(Rung(density.kept, density.bits))
             bits = 8.0 * len(blob)
@@ -137,10 +139,19 @@ class Peer:
             sent, bits = compressor(full, layout, density.kept)
             np.subtract(full, sent, out=self.replica.residual)
             blob = encode(sent, layout, EXACT)  # so that the production fold takes what only the lab can make
+        decoded = decode(blob, layout)
+        sent = decoded.dense()
+        self.progress += self.replica.residual + sent - kept
+        self.sent += sent
         if not variant.error_feedback:
             self.replica.residual.fill(0)
         tokens, self._steps_done = self._steps_done * inner.batch * inner.context, 0
-        return Contribution(self.index, decode(blob, layout), tokens, bits, density.gain)
+        return Contribution(self.index, decoded, tokens, bits, density.gain)
+
+    def sent_share(self) -> float:
+        """How much of its progress so far the peer has sent: the sum of what it sent, projected on the sum of its
+        deltas. The rest waits in the residual or has decayed there."""
+        return float(self.sent @ self.progress / max(float(self.progress @ self.progress), 1e-30))
 
     def adopt(self, state: OuterState, manifest: int, total_tokens: int) -> None:
         """A fold that another replica has worked out (states are never changed in place), and the rebase."""
@@ -241,6 +252,7 @@ class Swarm:
         tally.contributions += len(closed)
         tally.tokens_trained += sum(c.tokens for c in closed)
         tally.bits_sent += sum(c.bits for c in closed if c.author < founders) / founders
+        tally.sent_share = self.peers[0].sent_share()
         tally.largest_rms = max([tally.largest_rms, *(float(c.decoded.rms().max()) for c in closed)])
 
     def _arrived(self, closed: list[Contribution]) -> list[Contribution]:

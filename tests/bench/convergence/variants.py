@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tests.bench.convergence.variant import DENSE, Density, Variant
+from tests.bench.convergence.variant import DENSE, LATE, Density, Variant
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,6 @@ def decisive(size: Variant, seeds: tuple[int, ...]) -> tuple[Question, ...]:
         Question("One peer in ten attacks", "10 peers, 1/16", _attacks(), seeds),
         Question("Every peer has a text of its own", DENSE_MULOCO.name, _own_texts(), seeds),
         Question("Newton-Schulz: minimax against one fixed triple", DATA_PARALLEL.name, _polar(), seeds),
-        Question("What would mend 1/64", DENSE_MULOCO.name, _mends(), seeds),
         Question("The same bytes: fewer values often or more values seldom", DENSE_MULOCO.name, _often(), seeds),
     )
     return tuple(replace(q, variants=tuple(_sized(v, size) for v in q.variants)) for q in questions)
@@ -166,7 +165,10 @@ def _densities() -> tuple[Variant, ...]:
     return (
         DENSE_MULOCO,
         *(replace(BASE, name=f"1/{p}, gain 1.5, local residual", densities=sparse(p, 1.5)) for p in (32, 8, 4)),
-        replace(DENSE_MULOCO, name="dense 2-bit, gain 1", densities=DENSE2, eta=1.0, mu=0.0),
+        *(
+            replace(DENSE_MULOCO, name=f"dense 2-bit, gain {g}", densities=(Density(DENSE, 2, g),), eta=1.0, mu=0.0)
+            for g in (1.0, 1.5, 2.0)
+        ),
         replace(DENSE_MULOCO, name="dense 2-bit, no error feedback", densities=DENSE2, error_feedback=False),
     )
 
@@ -225,16 +227,62 @@ def _polar() -> tuple[Variant, ...]:
     )
 
 
-def _mends() -> tuple[Variant, ...]:
+def small_batches(seeds: tuple[int, ...]) -> tuple[Question, ...]:
+    """Four peers of 2 x 128 tokens a step, 10 steps a round, 60 rounds: half the cost of the tables above."""
+    cheap = {"batch": 2, "tokens": TOKENS // 2}
+    dense, sixteenth, base = (
+        replace(variant, name=f"4 x 2: {variant.name}", **cheap) for variant in (DENSE_MULOCO, SIXTEENTH, BASE)
+    )
+    parallel = replace(DATA_PARALLEL, name="4 x 2: data-parallel Muon", **cheap)
+    alone = replace(ALONE, name="4 x 2: one peer alone, same time", batch=2, tokens=TOKENS // 8)
     return (
-        DENSE_MULOCO,
-        BASE,
-        replace(BASE, name="1/64, gain 2, the last tenth at 1/8", finish=sparse(8)),
-        replace(BASE, name="1/64, gain from 2 to 1", late_gain=1.0),
-        replace(BASE, name="1/64, gain from 3 to 1", densities=sparse(64, 3.0), late_gain=1.0),
-        *(replace(BASE, name=f"1/64, gain 2, residual decay {b}", beta=b) for b in (0.9, 0.99, 1.0)),
-        replace(BASE, name="1/64, gain 2, local residual whole, no decay", rho=1.0, beta=1.0),
-        *(replace(BASE, name=f"1/64, gain 2, rates x {x}", **_rates(x)) for x in (0.5, 0.7, 1.4)),
+        Question("Small batches, what is compared", dense.name, (dense, parallel, sixteenth, base, alone), seeds),
+        Question("Small batches, one seed: what might mend 1/64", dense.name, (dense, base, *_mends(base))),
+        Question("Small batches, one seed: denser rungs", dense.name, (dense, *_denser(dense, base))),
+        Question("Small batches, one seed: the rest", sixteenth.name, (sixteenth, *_uneven_times(sixteenth))),
+    )
+
+
+def _mends(base: Variant) -> tuple[Variant, ...]:
+    whole = {"rho": 1.0, "beta": 1.0}
+    return (
+        *(
+            replace(
+                base, name=f"4 x 2: 1/64, gain {g}, local residual whole, no decay", densities=sparse(64, g), **whole
+            )
+            for g in (1.0, 2.0)
+        ),
+        replace(base, name="4 x 2: 1/64, gain 2, the last tenth at 1/8", finish=sparse(8)),
+        replace(base, name="4 x 2: 1/64, 20 steps a round", steps=peers(4, 20)),
+        replace(base, name="4 x 2: 1/64, gain 1.5, decay 0.99", densities=sparse(64, 1.5), beta=0.99),
+        replace(base, name="4 x 2: 1/64, gain from 3 to 1", densities=sparse(64, 3.0), late_gain=1.0),
+        replace(base, name="4 x 2: 1/64, Nesterov 0.7/0.6", densities=sparse(64, 1.0), **NESTEROV),
+        replace(base, name="4 x 2: 1/64, rates x 0.7", **_rates(0.7)),
+    )
+
+
+def _denser(dense: Variant, base: Variant) -> tuple[Variant, ...]:
+    two_bit = replace(dense, eta=1.0, mu=0.0)
+    return (
+        replace(dense, name="4 x 2: dense 2-bit, Nesterov 0.7/0.6", densities=DENSE2),
+        *(
+            replace(two_bit, name=f"4 x 2: dense 2-bit, gain {g}", densities=(Density(DENSE, 2, g),))
+            for g in (1.0, 1.5)
+        ),
+        replace(base, name="4 x 2: 1/4, gain 1.5", densities=sparse(4, 1.5)),
+        replace(base, name="4 x 2: 1/4, gain 2", densities=sparse(4, 2.0)),
+        replace(base, name="4 x 2: 1/8, gain 2", densities=sparse(8, 2.0)),
+    )
+
+
+def _uneven_times(sixteenth: Variant) -> tuple[Variant, ...]:
+    lost = replace(sixteenth, lost=0.3)
+    return (
+        replace(sixteenth, name="4 x 2: 1/16, steps 16, 12, 8, 4", steps=(16, 12, 8, 4)),
+        replace(sixteenth, name="4 x 2: 1/16, the fold at 30 % of the round", overlap=0.3),
+        *(replace(lost, name=f"4 x 2: 1/16, 30 % lost: {late}", late=late) for late in LATE),
+        replace(sixteenth, name="4 x 2: 1/16, fixed triple", polar="fixed"),
+        replace(sixteenth, name="4 x 2: 1/16, a peer joins after half of the rounds", joins=(30,)),
     )
 
 
@@ -274,6 +322,6 @@ def gates(seeds: tuple[int, ...]) -> Question:
 
 QUICK = (key_question((1,)),)
 GATES = (gates((1, 2, 3)),)
-FIRST = (*GATES, *decisive(BASE, (1, 2, 3)))
+FIRST = (*GATES, *small_batches((1, 2, 3)), *decisive(BASE, (1, 2, 3)))
 FULL = decisive(replace(BASE, preset="tiny", tokens=8_192_000), (1, 2, 3))
 LISTS = {"gates": GATES, "quick": QUICK, "demo": FIRST, "tiny": FULL}

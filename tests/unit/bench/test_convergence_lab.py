@@ -87,6 +87,13 @@ def test_losses_and_late_contributions_are_counted() -> None:
     assert gone.tally.tokens_trained == gone.tally.tokens_folded + gone.tally.missed * STEP_TOKENS
 
 
+def test_all_progress_is_sent_when_dense_and_little_when_sparse() -> None:
+    dense, sparse = Swarm(set_up(replace(SMALL, densities=(Density(DENSE, 32, 1.0),)))), Swarm(set_up(SMALL))
+    assert len(list(dense)) == len(list(sparse)) == 3
+    assert dense.tally.sent_share == pytest.approx(1.0, abs=1e-5)
+    assert 0.02 < sparse.tally.sent_share < 0.5
+
+
 def test_a_fold_that_arrives_late_ends_with_the_same_tokens() -> None:
     overlapped = Swarm(set_up(replace(SMALL, overlap=0.5)))
     assert [round(float(np.abs(anchor).sum())) > 0 for anchor in overlapped] == [True] * 3

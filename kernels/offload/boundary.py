@@ -7,7 +7,7 @@ of one key are written range by range and read by the same ranges or by parts of
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from typing import Protocol
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from tscale.kernels.offload.transfer import Pieces, Slot, Ticket, Transfer
 
 Ranges = tuple[range, ...]
+Memory = Callable[[int], torch.Tensor]
 Stream = Generator[tuple[range, Pieces], None, None]
 _AHEAD = 2
 """Micro-batches on the device at once: one is computed with, one is on its way in; as many may be on their way out."""
@@ -97,14 +98,22 @@ class DeviceBoundary:
 class HostBoundary:
     """States go to host memory as soon as they are computed and come back one micro-batch ahead.
 
-    `rows` sequences of `positions` tokens a step, at most `micro_rows` at a time. Host memory is taken as needed and
-    used again.
+    The batch has `rows` sequences of `row_shape` (width, positions), at most `micro_rows` at a time. `memory` makes
+    host tensors of float32 [numel] (None: the transfer's); they are taken as needed and used again.
     """
 
-    def __init__(self, transfer: Transfer, width: int, positions: int, rows: int, micro_rows: int) -> None:
+    def __init__(
+        self,
+        transfer: Transfer,
+        row_shape: tuple[int, int],
+        rows: int,
+        micro_rows: int,
+        memory: Memory | None = None,
+    ) -> None:
         self._transfer = transfer
-        self._positions = positions
-        self._row_numel = width * positions
+        self._memory = memory or transfer.host
+        self._positions = row_shape[1]
+        self._row_numel = row_shape[0] * row_shape[1]
         self._rows = rows
         self._slots = [[transfer.slot(micro_rows * self._row_numel) for _ in range(_AHEAD)] for _ in range(2)]
         self._arrays: dict[Hashable, torch.Tensor] = {}

@@ -31,7 +31,7 @@ from tscale.kernels.inner import EVALUATION_BATCH_TOKENS, InnerConfig, next_toke
 from tscale.kernels.model_config import ModelConfig, layer_reaches
 from tscale.kernels.muon import MuonRule
 from tscale.kernels.offload.batch import BatchRun, Network
-from tscale.kernels.offload.boundary import Boundary, DeviceBoundary, HostBoundary, micro_batches
+from tscale.kernels.offload.boundary import Boundary, DeviceBoundary, HostBoundary, Memory, micro_batches
 from tscale.kernels.offload.engine import LayerEngine, Rates
 from tscale.kernels.offload.errors import DeviceLost, is_device_lost
 from tscale.kernels.offload.pieces import model_places
@@ -46,12 +46,17 @@ EVALUATION_GROUP_TOKENS = 16384
 
 @dataclass(frozen=True)
 class OffloadParts:
-    """Where and how an OffloadTrainer works. `optimizer` is its state; None: zeros in main memory."""
+    """Where and how an OffloadTrainer works.
+
+    `optimizer` is its state (None: zeros in main memory); `scratch` makes the host's tensors for boundary activations
+    (None: the transfer's, which copy fastest). Both may be files: `tscale.kernels.offload.spill`.
+    """
 
     plan: OffloadPlan
     transfer: Transfer
     product: Product | None = None
     optimizer: HostOptimizer | None = None
+    scratch: Memory | None = None
 
 
 class OffloadTrainer:
@@ -82,11 +87,12 @@ class OffloadTrainer:
         self.layout = places.layout
         self.micro_rows = min(parts.plan.micro_rows, inner_cfg.batch)
         self.recompute = parts.plan.recompute
+        self._scratch = parts.scratch
         self._host_boundary = parts.plan.boundary == "host"
         self._transfer = parts.transfer
         self._flat = torch.from_numpy(local)
         self._optimizer = parts.optimizer or memory_optimizer(places)
-        for tensor in (self._flat, *self._optimizer.tensors.values()):
+        for tensor in (self._flat, *(() if self._optimizer.mapped else self._optimizer.tensors.values())):
             parts.transfer.pin(tensor)
         device = parts.transfer.device
         bias_V = output_bias(counts).to(device)
@@ -179,9 +185,9 @@ class OffloadTrainer:
         size = (rows, positions)
         if size not in self._boundaries:
             # one shape at a time: this is most of the host memory
-            self._boundaries = {
-                size: HostBoundary(self._transfer, self.model_cfg.width, positions, rows, min(self.micro_rows, rows))
-            }
+            row_shape, micro_rows = (self.model_cfg.width, positions), min(self.micro_rows, rows)
+            made = HostBoundary(self._transfer, row_shape, rows, micro_rows, self._scratch)
+            self._boundaries = {size: made}
         return self._boundaries[size]
 
     @contextmanager

@@ -19,14 +19,26 @@ from tscale.kernels.offload.transfer import Pieces
 class HostOptimizer:
     """The optimizer's state in host memory: Muon's momentum of all matrices, AdamW's two moments of both tables.
 
-    `momentum` is float32 in the layout's order without the tables; `first` and `second` are [embed, head].
+    `momentum` is float32 in the layout's order without the tables; `first` and `second` are [embed, head]. `mapped`
+    says that they are views of a file, whose pages can't be pinned.
     """
+
+    mapped = False
 
     def __init__(self, momentum: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
         self.momentum = momentum
         self.first = first
         self.second = second
-        self.adam_steps = 0
+        self._steps = 0
+
+    @property
+    def adam_steps(self) -> int:
+        """AdamW's steps so far."""
+        return self._steps
+
+    @adam_steps.setter
+    def adam_steps(self, steps: int) -> None:
+        self._steps = steps
 
     def begin_update(self, unit: int) -> None:
         """The state of one layer, or of a table (L: embed, L + 1: head), is about to change."""
@@ -52,14 +64,18 @@ class HostOptimizer:
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Take over a state; ValueError when a name is missing or a size differs, and then nothing is changed."""
+        self.check(arrays)
+        for name, tensor in self.tensors.items():
+            tensor.copy_(torch.from_numpy(arrays[name]))
+        self.adam_steps = int(arrays["adam_steps"][0])
+
+    def check(self, arrays: dict[str, np.ndarray]) -> None:
+        """ValueError unless `arrays` is a state of this size."""
         sizes = {name: (tuple(tensor.shape), np.dtype(np.float32)) for name, tensor in self.tensors.items()}
         for name, size in (sizes | {"adam_steps": ((1,), np.dtype(np.int64))}).items():
             given = arrays.get(name)
             if given is None or (given.shape, given.dtype) != size:
                 raise ValueError(f"optimizer state {name!r} is missing or has another size")
-        for name, tensor in self.tensors.items():
-            tensor.copy_(torch.from_numpy(arrays[name]))
-        self.adam_steps = int(arrays["adam_steps"][0])
 
 
 def memory_optimizer(places: ModelPlaces) -> HostOptimizer:

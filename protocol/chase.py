@@ -43,10 +43,16 @@ class Chase:
         """Whether claims have misled this peer lately."""
         return self.view.now < self._doubt_until_s
 
+    @property
+    def goes_by_authors(self) -> bool:
+        """Whether claims don't count, if there are living authors: a peer that does not train can't put one to the
+        test."""
+        return self.is_doubting or not self.view.trains
+
     def best(self, usable: Callable[[Link], bool]) -> Link:
-        """The head of the best chain that has not been given up; of those with a backing while this peer doubts."""
+        """The head of the best chain that has not been given up, or of the one that the authors are at."""
         avoid = self.avoid
-        leader = self.following.find_leader(avoid) if self.is_doubting else None
+        leader = self.following.find_leader(avoid) if self.goes_by_authors else None
         if leader is not None:
             return self.view.chain.best(usable, leader)
         return self.view.chain.best((lambda link: link.digest not in avoid) if avoid else None)

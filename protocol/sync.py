@@ -77,13 +77,14 @@ class Sync:
 
     @property
     def oldest_snapshot_round(self) -> int:
-        """Snapshots of older rounds are of no use to a joiner."""
-        return self.target().round - 4 * self.view.spec.rounds.snapshot_every - 4
+        """Snapshots of older rounds are of no use to a joiner. After a pause, that many manifests are many rounds."""
+        target, count = self.target(), 4 * self.view.spec.rounds.snapshot_every + 4
+        return min([target.round - count, *(link.round for link in list_recent(target, count)[-1:])])
 
     def target(self) -> Link:
         """The head of the best chain, whether its blobs are here or not."""
-        doubt = (int(self.view.now / self.view.pace.flush_s), self.usables.version) if self.chase.is_doubting else None
-        key = (self.view.chain.version, doubt)
+        when = (int(self.view.now / self.view.pace.flush_s), self.usables.version)
+        key = (self.view.chain.version, when if self.chase.goes_by_authors else None)
         if self._target is None or self._target[0] != key:
             self._target = (key, self.chase.best(self.usables))
         return self._target[1]

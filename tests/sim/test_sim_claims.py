@@ -8,7 +8,7 @@ import pytest
 
 from tests.sim.claims import claim, push
 from tests.sim.health import assert_agreed
-from tests.sim.simpeer import SimPeer
+from tests.sim.simpeer import PeerKnobs, SimPeer
 from tests.sim.world import World, sim_spec
 from tscale.protocol.chain import Link
 from tscale.protocol.hashing import digest
@@ -172,3 +172,29 @@ def test_each_time_a_branch_is_given_up_it_is_left_alone_for_longer() -> None:
         times += [world.now for notice in peer.notices[before:] if notice.event == "chain_given_up"]
     assert 3 <= len(times) <= 10, times
     assert peer.training
+
+
+def test_a_seed_keeps_what_the_trainers_follow_beside_a_claimed_chain() -> None:
+    world = World(sim_spec(), 13)
+    seed = world.add(PeerKnobs(role="seed"))
+    for _ in range(2):
+        world.add()
+    assert_agreed(world, 5)
+    made = branches(world, 1, links=3)
+    world.run_rounds(3)
+    push(world, seed, Identity.from_secret(bytes(32)), *made)
+    world.run_until(world.close_of(14) + 5.0)
+    head = world.trainers()[0].machine.sync.head
+    assert head is not None and head.signed is not None
+    assert seed.machine.sync.target().digest in (head.digest, head.signed.record.parent)
+    link = head
+    for _ in range(6):
+        link = link.parent
+        assert link is not None and link.signed is not None
+        assert all(seed.machine.view.holds(part.record.blob.root) for part in link.signed.contributions)
+    assert seed.machine.sync.snapshots.stored
+    for peer in world.trainers():
+        world.crash(peer)
+    joiner = world.add()
+    world.run_rounds(3)
+    assert joiner.training and joiner.states.keys() & {head.digest}, joiner.training_reason

@@ -93,3 +93,24 @@ def test_a_lone_peer_that_lost_its_blobs_goes_on_from_what_it_has(older: int, be
     assert head is not None and head.round >= now_round + 1, head.round
     for later in range(now_round + 4, now_round + 30):
         assert_agreed(world, later)
+
+
+@pytest.mark.parametrize("older", [1, 4])
+def test_a_restarted_lone_peer_keeps_its_own_rounds_beside_a_claimed_chain(older: int) -> None:
+    world = World(sim_spec(), 20 + older)
+    lone = world.add()
+    saved = run_with_checkpoints(world, lone, 9)
+    claim_ahead(world, beside=True)
+    world.run_rounds(1)
+    before = lone.machine.sync.head
+    assert before is not None
+    world.crash(lone)
+    lone.disk.checkpoint = saved[-1 - older]
+    world.run_rounds(2)
+    back = world.add(disk=lone.disk)
+    world.run_rounds(4)
+    assert back.training
+    head = back.machine.sync.head
+    while head is not None and head.round > before.round:
+        head = head.parent
+    assert head is not None and head.digest == before.digest, "nothing that was sealed is lost"

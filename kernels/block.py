@@ -21,7 +21,6 @@ from tscale.kernels.attention_rule import ScoreRule
 from tscale.kernels.model_config import LayerReach, ModelConfig
 from tscale.kernels.model_ops import (
     combine,
-    combine_pairing,
     group_norm,
     rope,
     rope_table,
@@ -51,12 +50,11 @@ class BlockWeights(NamedTuple):
 
 
 class BlockTables:
-    """Constants of a model's blocks on one device: RoPE angles, grown as needed, and the combiner's pairing."""
+    """Constants of a model's blocks on one device: RoPE angles, grown as needed."""
 
     def __init__(self, cfg: ModelConfig, device: torch.device | str = "cpu") -> None:
         self.head_dim = cfg.head_dim
         self.device = torch.device(device)
-        self.pairing = combine_pairing(cfg.combine).to(self.device)
         self._rope = self._new_rope(2)
 
     def rope(self, positions: int) -> RopeTable:
@@ -132,7 +130,7 @@ def attend(run: BlockPass, reach: LayerReach, weights: BlockWeights, state_DM: t
     qkv = (q, k, group_norm(v, cfg.head_dim))
     a_HQM = look_at_previous(run, qkv) if reach.window == 1 else look_back(run, reach, qkv)
     by_head = (cfg.heads, cfg.head_dim, -1)
-    products = combine(c.view(by_head), a_HQM.view(by_head), run.tables.pairing)
+    products = combine(c.view(by_head), a_HQM.view(by_head), cfg.combine)
     scale = (cfg.projection_width * cfg.combine) ** -0.5
     return run.add_product(state_DM, weights.combine, products, scale)
 

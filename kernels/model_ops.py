@@ -6,8 +6,6 @@ RoPE pairs half a block apart and the combiner's `i xor r` all move whole rows o
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch.autograd.function import FunctionCtx
 
@@ -142,34 +140,43 @@ def rope(x_PM: torch.Tensor, head_dim: int, table: tuple[torch.Tensor, torch.Ten
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, c_HQM: torch.Tensor, a_HQM: torch.Tensor, pairing: torch.Tensor) -> torch.Tensor:
-        r = math.isqrt(pairing.numel())
-        h, _, m = c_HQM.shape
-        c = c_HQM.view(h, -1, r, m).index_select(2, pairing % r).view(h, -1, r, r, m)
-        a = a_HQM.reshape(h, -1, 1, r, m)
-        ctx.save_for_backward(c, a, pairing)
-        return (c * a).view(-1, m)
+    def forward(ctx: FunctionCtx, c_HQM: torch.Tensor, a_HQM: torch.Tensor, combine: int) -> torch.Tensor:
+        h, q, m = c_HQM.shape
+        c, a = _by_entry(c_HQM, combine), _by_entry(a_HQM, combine)
+        out = c_HQM.new_empty(h, q // combine, combine, combine, m)
+        for row in range(combine):
+            for entry in range(combine):
+                torch.mul(c[entry ^ row], a[entry], out=out[:, :, row, entry])
+        ctx.save_for_backward(c_HQM, a_HQM)
+        ctx.combine = combine
+        return out.view(-1, m)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        c, a, pairing = ctx.saved_tensors
-        h, _, r, _, m = c.shape
-        grad = grad.view(c.shape)
-        grad_a = (grad * c).sum(2).view(h, -1, m)
-        # the pairing is its own inverse: what C gave to row r, entry i of the products comes back from there
-        grad_c = (grad * a).view(h, -1, r * r, m).index_select(2, pairing).view(c.shape).sum(2).view(h, -1, m)
+        c_HQM, a_HQM = ctx.saved_tensors
+        combine = ctx.combine
+        c, a = _by_entry(c_HQM, combine), _by_entry(a_HQM, combine)
+        grad_c, grad_a = torch.empty_like(c_HQM), torch.empty_like(a_HQM)
+        to_c, to_a = _by_entry(grad_c, combine), _by_entry(grad_a, combine)
+        products = grad.view(*c_HQM.shape[:1], -1, combine, combine, grad.shape[-1])
+        for entry in range(combine):
+            torch.mul(products[:, :, 0, entry], c[entry], out=to_a[entry])
+            torch.mul(products[:, :, 0, entry], a[entry], out=to_c[entry])
+        for row in range(1, combine):
+            for entry in range(combine):
+                to_a[entry].addcmul_(products[:, :, row, entry], c[entry ^ row])
+                to_c[entry ^ row].addcmul_(products[:, :, row, entry], a[entry])
         return grad_c, grad_a, None
 
 
-def combine_pairing(combine: int) -> torch.Tensor:
-    """For every row r and entry b of `combine` x `combine`, the flat place of (r, b xor r): int64 [combine**2]."""
-    return torch.tensor([row * combine + (entry ^ row) for row in range(combine) for entry in range(combine)])
+def _by_entry(x_HQM: torch.Tensor, combine: int) -> tuple[torch.Tensor, ...]:
+    """The features `i` with each value of `i mod R`, as views [H, Q/R, M]."""
+    return x_HQM.view(x_HQM.shape[0], -1, combine, x_HQM.shape[-1]).unbind(2)
 
 
-def combine(c_HQM: torch.Tensor, a_HQM: torch.Tensor, pairing: torch.Tensor) -> torch.Tensor:
-    """The products `C[h, i xor r] * A[h, i]` for r below R, [R*P, M].
+def combine(c_HQM: torch.Tensor, a_HQM: torch.Tensor, combine: int) -> torch.Tensor:
+    """The products `C[h, i xor r] * A[h, i]` for r below R = `combine`, [R*P, M]. Both must be contiguous.
 
     Rows are ordered by head, then i div R, then r, then i mod R: the order of the columns of the combine matrix.
-    `pairing` is `combine_pairing(R)`.
     """
-    return _Combine.apply(c_HQM, a_HQM, pairing)
+    return _Combine.apply(c_HQM, a_HQM, combine)

@@ -275,7 +275,7 @@ class Sync:
         if self.view.now < self._fetch_at:
             return
         self._fetch_at = self.view.now + self.view.pace.flush_s
-        fetch_parts(self.view, list_recent(target, self.replay_limit))
+        fetch_parts(self.view, [*list_recent(target, self.replay_limit), *list_ahead(target, 4)])
         offer = self.snapshots.choose(target, self.oldest_snapshot_round, False)
         if offer is not None:
             self.snapshots.fetch_to_serve(offer)

@@ -108,5 +108,6 @@ PRESETS: MappingProxyType[str, ModelConfig] = MappingProxyType(
         "125m": _sized(512, 3, 50),
         "350m": _sized(768, 7, 40),
         "1.5b": _sized(1280, 20, 42),
+        "7b": _sized(2304, 36, 64),
     }
 )

@@ -16,6 +16,7 @@ from tscale.node.cli.identity import build_app as build_identity
 from tscale.node.cli.join import JOIN_HELP, SEED_HELP, command_as
 from tscale.node.cli.leave import leave
 from tscale.node.cli.logfile import log_unexpected
+from tscale.node.cli.plan import plan
 from tscale.node.cli.running import EXIT_INTERRUPTED
 from tscale.node.cli.status import status
 from tscale.protocol.errors import StopNode, TscaleError
@@ -55,6 +56,7 @@ def build_app() -> typer.Typer:
     app.command("status")(status)
     app.command("leave")(leave)
     app.command("doctor")(doctor)
+    app.command("plan")(plan)
     app.command("demo")(demo)
     app.add_typer(build_identity(), name="identity")
     app.add_typer(build_bench(), name="bench")

@@ -1,0 +1,116 @@
+"""The machine that a plan is made for: asked of the system, measured in a moment, or given by the person."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, replace
+
+import psutil
+import torch
+
+from tscale.kernels.precision.capabilities import Capabilities, probe
+from tscale.protocol.errors import BadInput
+
+ASSUMED_CARD_FLOPS_PER_S = 40e12
+"""Products with bf16 inputs and float32 sums on a card of the 12 to 16 GB class, at two thirds of the data sheet."""
+ASSUMED_BUS_BYTES_PER_S = 12e9
+"""PCIe 4.0 x16 from pinned memory reaches 25, but many cards sit in x8 slots."""
+DEFAULT_UPLOAD_BITS_PER_S = 20e6
+PROBE_SIZE = 512
+PROBE_S = 0.2
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Sizes in bytes, rates per second. `device_bytes` is None where the processor computes, from main memory.
+
+    `rates` says where the speeds come from.
+    """
+
+    name: str
+    device_bytes: int | None
+    ram_bytes: int
+    disk_bytes: int
+    flops_per_s: float
+    bus_bytes_per_s: float
+    upload_bits_per_s: float
+    rates: str
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """`12GB`, `24 GiB`, `800MB` or plain bytes. Raises BadInput."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if found is None:
+        raise BadInput(f"{option} is a size like 12GB or 24GiB, not {text!r}")
+    return int(float(found[1]) * _UNITS[found[2] or ""])
+
+
+def parse_bits_per_s(text: str, option: str) -> float:
+    """`20Mbit`, `1.5Gbit` or plain bits per second. Raises BadInput."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg])?(?:bit)?(?:/s|ps)?\s*", text.lower())
+    rate = float(found[1]) * _UNITS[found[2] or ""] if found is not None else 0.0
+    if rate <= 0.0:
+        raise BadInput(f"{option} is a rate like 20Mbit, not {text!r}")
+    return rate
+
+
+def this_machine(disk_bytes: int, upload_bits_per_s: float = DEFAULT_UPLOAD_BITS_PER_S) -> Machine:
+    """What is here. Speeds are measured with a product of some hundred rows, which takes a fraction of a second."""
+    found = probe()
+    ram_bytes = int(psutil.virtual_memory().total)
+    device = torch.device(found.torch_device)
+    flops = _measured_flops_per_s(device, found)
+    if found.device == "cpu":
+        return Machine("the processor", None, ram_bytes, disk_bytes, flops, 0.0, upload_bits_per_s, "measured")
+    bus = _measured_bus_bytes_per_s(device)
+    memory_bytes = found.memory_bytes or ram_bytes
+    return Machine(found.name, memory_bytes, ram_bytes, disk_bytes, flops, bus, upload_bits_per_s, "measured")
+
+
+def with_given(machine: Machine, vram_bytes: int | None, ram_bytes: int | None, tflops: float | None) -> Machine:
+    """The machine with what the person says of another one. A card that is not here has assumed speeds."""
+    if ram_bytes is not None:
+        machine = replace(machine, ram_bytes=ram_bytes)
+    if vram_bytes is not None and vram_bytes != machine.device_bytes:
+        machine = replace(
+            machine,
+            name=f"a card with {vram_bytes / 1e9:.3g} GB",
+            device_bytes=vram_bytes,
+            flops_per_s=ASSUMED_CARD_FLOPS_PER_S,
+            bus_bytes_per_s=ASSUMED_BUS_BYTES_PER_S,
+            rates="assumed: give --tflops for yours",
+        )
+    if tflops is not None:
+        if tflops <= 0.0:
+            raise BadInput(f"--tflops is more than 0, not {tflops}")
+        machine = replace(machine, flops_per_s=tflops * 1e12, rates="given")
+    return machine
+
+
+def _measured_flops_per_s(device: torch.device, found: Capabilities) -> float:
+    size = PROBE_SIZE if device.type == "cpu" else 8 * PROBE_SIZE
+    dtype = torch.bfloat16 if device.type != "cpu" and found.bf16 else torch.float32
+    a = torch.ones(size, size, dtype=dtype, device=device)
+    return 2.0 * size**3 * _per_second(lambda: torch.mm(a, a), device)
+
+
+def _measured_bus_bytes_per_s(device: torch.device) -> float:
+    host = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    target = torch.empty_like(host, device=device)
+    return host.numel() * _per_second(lambda: target.copy_(host, non_blocking=True), device)
+
+
+def _per_second(call: object, device: torch.device) -> float:
+    """How often a call runs in a second, after one that does not count."""
+    assert callable(call)
+    done, begin_s = -1, 0.0
+    while done < 1 or time.perf_counter() - begin_s < PROBE_S:
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        done += 1
+        if done == 0:
+            begin_s = time.perf_counter()
+    return done / (time.perf_counter() - begin_s)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import lgamma, log
 from statistics import median
 from typing import Any
@@ -105,7 +106,7 @@ def _turns(deltas: Deltas, rung: Rung, seconds: float) -> Iterator[tuple[float, 
             return
         encode_s, blob = encode_on(1)
         encode_two_s, _ = encode_on(2)
-        decode_s, _ = _timed(lambda blob=blob: read(blob))
+        decode_s, _ = _timed(partial(read, blob))
         topk_s, _ = _timed(lambda: torch.topk(magnitudes, rung.kept_per_chunk)) if chunks else (0.0, None)
         read_s, _ = _timed(lambda: np.add.reduce(words))
         yield encode_s, encode_two_s, decode_s, topk_s, read_s

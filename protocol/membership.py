@@ -1,4 +1,9 @@
-"""Who is in the swarm: peer records, who is alive, and whom to talk to next."""
+"""Who is in the swarm: peer records, who is alive, and whom to talk to next.
+
+A peer record costs its signer nothing, so a peer that is only told of is a stranger: it is tried, and counts as alive
+once it has spoken for itself or the chain has taken a contribution of it. Else invented peers would be waited for and
+pushed to.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,14 @@ from tscale.protocol.dice import Dice
 from tscale.protocol.records import PeerRecord, SignedRecord
 
 MAX_CONTACTS = 4096
+MEET_CHANCE = 0.5  # share of gossip that goes to strangers who have not been tried yet
 STALE_CHANCE = 0.15  # share of gossip that goes to silent peers and to bootstrap contacts, so that partitions heal
 FORGET_AFTER_S = 86400.0
 SUSPECT_HEARTBEATS = 0.2  # how long a peer may owe an answer before others are asked instead
 ALIVE_HEARTBEATS = 2.5  # without a word for so long, a peer counts as gone
+PROVEN_HEARTBEATS = 20.0  # a peer that has not spoken to this one for so long is a stranger again
+RECORD_HEARTBEATS = 20.0  # how long a record is good for, whatever it says
+STRIKES_HALVE_S = 300.0
 
 
 @dataclass
@@ -32,12 +41,17 @@ class Contact:
 
 
 class Membership:
-    """Contacts by public key. A peer is alive while its signed heartbeat, or a direct word from it, is fresh."""
+    """Contacts by public key. A peer is alive while its signed heartbeat, or a direct word from it, is fresh.
+
+    `vouched` are the authors that the chain has taken lately: they are real, though they may never have spoken here.
+    """
 
     def __init__(self, own: bytes, heartbeat_s: float) -> None:
         self.own = own
         self.heartbeat_s = heartbeat_s
         self.contacts: dict[bytes, Contact] = {}
+        self.vouched: frozenset[bytes] = frozenset()
+        self._halved_unix_s: float | None = None
         self._alive: tuple[int, list[Contact]] | None = None  # of the current eighth of a heartbeat
         self._trainers: set[bytes] = set()
         self._version = 0
@@ -69,7 +83,7 @@ class Membership:
         record = signed.record
         if signed.public == self.own:
             return False
-        if record.expires_unix_s < now or record.issued_unix_s > now + self.heartbeat_s + 5.0:
+        if self.is_expired(record, now) or record.issued_unix_s > now + self.heartbeat_s + 5.0:
             return False
         if signed.public not in self.contacts and not self._make_room(now):
             return False
@@ -83,10 +97,22 @@ class Membership:
             contact.addrs = record.addrs
         return True
 
+    def is_expired(self, record: PeerRecord, now: float) -> bool:
+        """Whether a record is too old to be passed on. An honest one is good for RECORD_HEARTBEATS by its own word."""
+        return min(record.expires_unix_s, record.issued_unix_s + RECORD_HEARTBEATS * self.heartbeat_s) < now
+
+    def vouch(self, authors: frozenset[bytes]) -> None:
+        """The chain has taken contributions of these authors lately."""
+        if authors != self.vouched:
+            self.vouched = authors
+            self._alive = None
+
     def heard(self, public: bytes, now: float) -> None:
         """A direct word from a peer: it is reachable and alive."""
         contact = self.contacts.get(public)
         if contact is not None:
+            if not self.is_proven(contact, now):
+                self._alive = None
             contact.heard_unix_s, contact.failures, contact.retry_unix_s, contact.asked_s = now, 0, 0.0, 0.0
 
     def failed(self, public: bytes, now: float) -> None:
@@ -97,10 +123,16 @@ class Membership:
             contact.asked_s = 0.0
             contact.retry_unix_s = now + min(self.heartbeat_s * 0.25 * 2**contact.failures, 30.0)
 
+    def is_proven(self, contact: Contact, now: float) -> bool:
+        """Whether there is more of this peer than a record that says so."""
+        if contact.bootstrap or contact.public in self.vouched:
+            return True
+        return contact.heard_unix_s > now - PROVEN_HEARTBEATS * self.heartbeat_s
+
     def is_alive(self, contact: Contact, now: float) -> bool:
-        """Whether the peer's heartbeat is fresh and it has not said goodbye."""
+        """Whether the peer is no stranger, its heartbeat is fresh, and it has not said goodbye."""
         record = contact.record
-        if record is None or record.leaving:
+        if record is None or record.leaving or not self.is_proven(contact, now):
             return False
         return max(record.issued_unix_s, contact.heard_unix_s) > now - ALIVE_HEARTBEATS * self.heartbeat_s
 
@@ -137,7 +169,7 @@ class Membership:
         return self._trainers
 
     def gossip_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
-        """Up to `count` peers to talk to: living ones, and now and then a silent or bootstrap one."""
+        """Up to `count` peers to talk to: living ones, strangers, and now and then a silent or bootstrap one."""
         alive = self.alive(now)
         living = [c.public for c in alive if self.is_ready(c, now)]
         known = {c.public for c in alive}
@@ -146,9 +178,18 @@ class Membership:
             for public, c in sorted(self.contacts.items())
             if public not in known and c.retry_unix_s <= now and (c.addrs or c.bootstrap)
         ]
+        untried = [p for p in silent if self._is_untried(self.contacts[p], now)]
+        if untried and (not living or dice.unit() < MEET_CHANCE):
+            return [dice.choice(untried), *dice.sample(living, count - 1)]
         if silent and (not living or dice.unit() < STALE_CHANCE):
             return [dice.choice(silent), *dice.sample(living, count - 1)]
         return dice.sample(living, count)
+
+    def _is_untried(self, contact: Contact, now: float) -> bool:
+        record = contact.record
+        if record is None or record.leaving or contact.failures or self.is_proven(contact, now):
+            return False
+        return record.issued_unix_s > now - ALIVE_HEARTBEATS * self.heartbeat_s
 
     def push_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
         """Living peers that can be dialled, for eager pushes."""
@@ -166,10 +207,20 @@ class Membership:
         return True
 
     def sweep(self, now: float) -> None:
-        """Forget peers whose records have been expired for a day; drop expired records at once."""
+        """Forget peers whose records have been expired for a day, expired records at once, and strikes by and by."""
+        self._halve_strikes(now)
         for public, contact in list(self.contacts.items()):
-            if contact.record and contact.record.expires_unix_s < now:
+            if contact.record and self.is_expired(contact.record, now):
                 contact.signed = None
             last = max(contact.heard_unix_s, contact.record.issued_unix_s if contact.record else 0.0)
             if not contact.bootstrap and last < now - FORGET_AFTER_S:
                 del self.contacts[public]
+
+    def _halve_strikes(self, now: float) -> None:
+        if self._halved_unix_s is None or now < self._halved_unix_s:
+            self._halved_unix_s = now
+        halvings = int((now - self._halved_unix_s) / STRIKES_HALVE_S)
+        if halvings:
+            self._halved_unix_s += halvings * STRIKES_HALVE_S
+            for contact in self.contacts.values():
+                contact.strikes >>= min(halvings, 64)

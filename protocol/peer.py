@@ -48,6 +48,8 @@ from tscale.protocol.spread import Spread
 from tscale.protocol.sync import Sync
 from tscale.protocol.view import PeerConfig, View
 
+VOUCHING_LINKS = 4  # of the chain: who contributed to one of them is a real peer
+
 
 class PeerMachine:
     """A peer of one swarm. The driver feeds events and executes the effects in order."""
@@ -65,6 +67,7 @@ class PeerMachine:
         self._started_s: float | None = None
         self._settled_in = False
         self._swept_round: int | None = None
+        self._vouched_at: Link | None = None
         self._told: tuple[bool, str] | None = None
         self._on: dict[type[Any], Callable[[Any], object]] = {
             Tick: lambda event: None,
@@ -145,6 +148,7 @@ class PeerMachine:
         self.spread.tick()
         if view.dirty:
             view.dirty = False
+            self._vouch()
             self._steer_training()
             self.rounds.close()
             self.sync.verify_pending()
@@ -156,6 +160,19 @@ class PeerMachine:
         self.fetching.tick()
         effects, view.effects = view.effects, []
         return effects
+
+    def _vouch(self) -> None:
+        """Tell the membership whose contributions were folded last."""
+        head = self.sync.head
+        if head is self._vouched_at or not self.view.trains:
+            return
+        self._vouched_at = head
+        authors: set[bytes] = set()
+        for _ in range(VOUCHING_LINKS):
+            if head is not None:
+                authors |= head.authors
+                head = head.parent
+        self.view.members.vouch(frozenset(authors))
 
     def _sweep(self) -> None:
         view = self.view

@@ -14,8 +14,10 @@ from blake3 import blake3
 from tscale.protocol.effects import LearnAddrs, Publish
 from tscale.protocol.errors import RefuseFrame
 from tscale.protocol.kinds import is_announcement, is_peer
+from tscale.protocol.membership import RECORD_HEARTBEATS
 from tscale.protocol.messages import (
     MAX_IDS,
+    MAX_RECORDS,
     RECORDS_BUDGET_BYTES,
     Ack,
     Envelope,
@@ -75,7 +77,7 @@ class Spread:
             wire_min=WIRE_MIN,
             wire_max=WIRE_VERSION,
             issued_unix_s=now,
-            expires_unix_s=now + 20.0 * view.pace.heartbeat_s,
+            expires_unix_s=now + RECORD_HEARTBEATS * view.pace.heartbeat_s,
             leaving=self.leaving,
         )
         if self.own_record is not None:
@@ -108,7 +110,7 @@ class Spread:
         view = self.view
         fresh, self.fresh, self.urgent = self.fresh, [], False
         self._flush_at = view.now + view.pace.flush_s
-        records = _within_budget([s.bytes for s in fresh])
+        records = _within_budget(sorted(fresh, key=self._urgency))
         for peer in view.members.push_targets(view.dice, view.now, FANOUT):
             view.request(peer, Push(records), lambda env, why: None)
 
@@ -124,7 +126,10 @@ class Spread:
 
     def known_ids(self) -> bytes:
         """Short ids of the live records, the newest ones where there are too many."""
-        return b"".join(list(self.live)[-MAX_IDS:])
+        ids = list(self.live)
+        if len(ids) > MAX_IDS:
+            ids.sort(key=lambda short: not is_peer(self.live[short]))
+        return b"".join(ids[-MAX_IDS:])
 
     def have_ids(self) -> bytes:
         """Short ids of the blobs this peer can serve, the newest ones where there are too many."""
@@ -143,9 +148,10 @@ class Spread:
             for data in reply.records:
                 self.receive(data, peer)
             self.gossiped = True
-            wanted = [self.live[i].bytes for i in sorted(split_ids(reply.want)) if i in self.live]
+            wanted = [self.live[i] for i in sorted(split_ids(reply.want)) if i in self.live]
             if wanted:
-                self.view.request(peer, Push(_within_budget(wanted)), lambda env, why: None)
+                push = Push(_within_budget(sorted(wanted, key=self._urgency)))
+                self.view.request(peer, push, lambda env, why: None)
 
         self.view.request(peer, Gossip(self.known_ids(), self.have_ids()), done)
 
@@ -153,7 +159,7 @@ class Spread:
         """What the asker lacks, and what this peer lacks."""
         theirs = split_ids(message.known)
         self.learn_have(peer, message.have)
-        lacking = [s.bytes for i, s in self.live.items() if i not in theirs]
+        lacking = sorted((s for i, s in self.live.items() if i not in theirs), key=self._urgency)
         want = b"".join(sorted(i for i in theirs if i not in self.live and i not in self.passed))
         return GossipReply(want, self.have_ids(), _within_budget(lacking))
 
@@ -162,6 +168,16 @@ class Spread:
         for data in message.records:
             self.receive(data, peer)
         return Ack()
+
+    def _urgency(self, signed: SignedRecord[Record]) -> int:
+        """What goes first where there is no room for all: this peer's own, then rounds and snapshots, strangers last.
+
+        Anybody can invent peers; a flood of their records must not displace a round's.
+        """
+        if signed.public == self.view.own or not is_peer(signed):
+            return int(signed.public != self.view.own)
+        contact = self.view.members.contacts.get(signed.public)
+        return 2 if contact is not None and self.view.members.is_alive(contact, self.view.swarm_now) else 3
 
     def learn_have(self, peer: bytes, have: bytes) -> None:
         """Which blobs a peer can serve."""
@@ -253,11 +269,10 @@ class Spread:
 
     def sweep(self, oldest_round: int, oldest_snapshot_round: int) -> None:
         """Let go of records that nobody needs: old rounds, expired peers, old snapshots."""
-        now = self.view.swarm_now
         for signed in list(self.live.values()):
             record = signed.record
-            if isinstance(record, PeerRecord):
-                old = record.expires_unix_s < now
+            if is_peer(signed):
+                old = not self._is_current(signed)
             elif isinstance(record, SnapshotRecord):
                 old = record.round < oldest_snapshot_round
             else:
@@ -265,14 +280,24 @@ class Spread:
             if old:
                 self.drop(signed.digest)
 
+    def _is_current(self, signed: SignedRecord[PeerRecord]) -> bool:
+        """Whether a peer record is the one that its contact is known by, and not too old."""
+        view = self.view
+        if signed is self.own_record:
+            return True
+        contact = view.members.contacts.get(signed.public)
+        if contact is None or contact.signed is not signed:
+            return False
+        return not view.members.is_expired(signed.record, view.swarm_now)
 
-def _within_budget(records: list[bytes]) -> tuple[bytes, ...]:
+
+def _within_budget(records: list[SignedRecord[Record]]) -> tuple[bytes, ...]:
     """As many records as fit one message; the rest is found missing at the next exchange."""
     taken: list[bytes] = []
     size = 0
-    for data in records[:512]:
-        size += len(data) + 8
+    for signed in records[:MAX_RECORDS]:
+        size += len(signed.bytes) + 8
         if size > RECORDS_BUDGET_BYTES:
             break
-        taken.append(data)
+        taken.append(signed.bytes)
     return tuple(taken)

@@ -175,10 +175,13 @@ class Transfers:
             return asks
         late = now - self.patience_s
         order = sorted((w for w in self.wants.values() if w.holders and w.is_open(late)), key=self._urgency)
+        ranks = {peer: can_ask(peer) for want in order for peer in want.holders}
         for want in order:
             while self.in_flight < MAX_IN_FLIGHT:
+                if max(map(ranks.__getitem__, want.holders)) < self._lowest_rank:
+                    break
                 index = want.next_index(dice, now, self.patience_s)
-                found = None if index is None else self._holder(want, index, dice, now, can_ask)
+                found = None if index is None else self._holder(want, index, dice, now, ranks)
                 if index is None or found is None:
                     break
                 ask = Ask(want.blob, index, found[0], self._book(want, index, found[0], order, now), found[1] < 2)
@@ -211,21 +214,24 @@ class Transfers:
                     more.append(other.blob)
         return tuple(more)
 
+    @property
+    def _lowest_rank(self) -> int:
+        return 1 if self.doubtful < MAX_DOUBTFUL else 2
+
     def _holder(
-        self, want: Want, index: int, dice: Dice, now: float, can_ask: Callable[[bytes], int]
+        self, want: Want, index: int, dice: Dice, now: float, ranks: dict[bytes, int]
     ) -> tuple[bytes, int] | None:
         """A peer to ask, and its rank."""
         asked = {p for _, p in want.flying.get(index, ())}
         best: list[bytes] = []
-        lowest = 1 if self.doubtful < MAX_DOUBTFUL else 2
-        best_key = (lowest, -MAX_PER_PEER + 1)  # with room for one more request
+        best_key = (self._lowest_rank, -MAX_PER_PEER + 1)  # with room for one more request
         for peer in sorted(want.holders):
             if peer in asked or want.resting.get(peer, 0.0) > now:
                 continue
             busy = self.busy.get(peer, 0)
             if busy >= MAX_PER_PEER:
                 continue
-            key = (can_ask(peer), -busy)
+            key = (ranks[peer], -busy)
             if key < best_key:
                 continue
             if key > best_key:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from tests.helpers.solo import other, peer_record
 from tscale.protocol.dice import Dice
-from tscale.protocol.membership import ALIVE_HEARTBEATS, FORGET_AFTER_S, MAX_CONTACTS, STALE_CHANCE, Contact, Membership
+from tscale.protocol.identity import Identity
+from tscale.protocol.membership import (
+    ALIVE_HEARTBEATS,
+    FORGET_AFTER_S,
+    MAX_CONTACTS,
+    MEET_CHANCE,
+    PROVEN_HEARTBEATS,
+    RECORD_HEARTBEATS,
+    STALE_CHANCE,
+    STRIKES_HALVE_S,
+    Contact,
+    Membership,
+)
 
 OWN, ALICE, BOB, CAROL = (other(number) for number in range(4))
 BEAT_S = 6.0
@@ -20,13 +33,22 @@ def members() -> Membership:
     return Membership(OWN.public, BEAT_S)
 
 
+def meet(found: Membership, identity: Identity, now: float = NOW, **changes: Any) -> bool:
+    """Learn of a peer, and hear from it."""
+    learned = found.learn(peer_record(identity, now, **changes), now)
+    found.heard(identity.public, now)
+    return learned
+
+
 def living(found: Membership, now: float = NOW) -> set[bytes]:
     return {contact.public for contact in found.alive(now)}
 
 
-def test_a_fresh_record_makes_a_living_contact() -> None:
+def test_a_fresh_record_and_a_word_make_a_living_contact() -> None:
     found = members()
     assert found.learn(peer_record(ALICE, NOW), NOW)
+    assert living(found) == set(), "anybody can sign a record for a key of his own"
+    found.heard(ALICE.public, NOW)
     assert living(found) == {ALICE.public}
     assert found.contacts[ALICE.public].addrs == peer_record(ALICE, NOW).record.addrs
 
@@ -59,7 +81,7 @@ def test_a_record_without_addresses_keeps_the_known_ones() -> None:
 def test_missed_heartbeats_are_silence_and_a_word_ends_it() -> None:
     assert ALIVE_HEARTBEATS >= 2.0, "one lost heartbeat is no silence"
     found = members()
-    found.learn(peer_record(ALICE, NOW), NOW)
+    meet(found, ALICE)
     silent = NOW + ALIVE_HEARTBEATS * BEAT_S
     assert living(found, silent - 0.6) == {ALICE.public}
     assert living(found, silent + 0.6) == set()
@@ -69,7 +91,7 @@ def test_missed_heartbeats_are_silence_and_a_word_ends_it() -> None:
 
 def test_goodbye_is_believed_at_once() -> None:
     found = members()
-    found.learn(peer_record(ALICE, NOW), NOW)
+    meet(found, ALICE)
     assert living(found) == {ALICE.public}
     found.learn(peer_record(ALICE, NOW + 0.1, leaving=True), NOW + 0.1)
     assert living(found, NOW + 0.1) == set()
@@ -79,8 +101,8 @@ def test_goodbye_is_believed_at_once() -> None:
 
 def test_seeds_are_alive_but_do_not_train() -> None:
     found = members()
-    found.learn(peer_record(ALICE, NOW, role="seed"), NOW)
-    found.learn(peer_record(BOB, NOW), NOW)
+    meet(found, ALICE, role="seed")
+    meet(found, BOB)
     assert living(found) == {ALICE.public, BOB.public}
     assert found.alive_trainers(NOW) == {BOB.public}
 
@@ -100,8 +122,8 @@ def test_failures_back_off_up_to_half_a_minute_and_a_word_resets_them() -> None:
 
 def test_gossip_goes_to_the_living_and_now_and_then_to_the_silent() -> None:
     found = members()
-    found.learn(peer_record(ALICE, NOW), NOW)
-    found.learn(peer_record(BOB, NOW), NOW)
+    meet(found, ALICE)
+    meet(found, BOB)
     found.bootstrap(CAROL.public, ADDRS)
     dice = Dice(5)
     picked = Counter(found.gossip_targets(dice, NOW, 1)[0] for _ in range(4000))
@@ -129,7 +151,7 @@ def test_a_full_house_lets_the_longest_silent_go_and_never_a_living_one() -> Non
     full = members()
     for number in range(MAX_CONTACTS):
         public = number.to_bytes(32, "little")
-        full.contacts[public] = Contact(public, record=peer_record(BOB, NOW).record)
+        full.contacts[public] = Contact(public, record=peer_record(BOB, NOW).record, heard_unix_s=NOW)
     assert not full.learn(peer_record(ALICE, NOW), NOW)
     assert len(full.contacts) == MAX_CONTACTS
 
@@ -155,3 +177,77 @@ def test_peers_are_forgotten_a_day_after_their_last_word_but_not_bootstrap_ones(
     assert found.contacts[ALICE.public].signed is None, "an expired record is not passed on"
     found.sweep(NOW + FORGET_AFTER_S + 1.0)
     assert set(found.contacts) == {BOB.public}
+
+
+def test_an_author_that_the_chain_has_taken_lives_without_a_word() -> None:
+    """In a large swarm most peers never speak to each other."""
+    found = members()
+    found.learn(peer_record(ALICE, NOW), NOW)
+    assert found.alive_trainers(NOW) == set()
+    found.vouch(frozenset({ALICE.public, BOB.public}))
+    assert found.alive_trainers(NOW) == {ALICE.public}
+    found.vouch(frozenset())
+    assert found.alive_trainers(NOW) == set()
+
+
+def test_who_has_not_spoken_for_long_is_a_stranger_again() -> None:
+    found = members()
+    meet(found, ALICE)
+    later = NOW + PROVEN_HEARTBEATS * BEAT_S
+    for moment, alive in ((later - 1.0, {ALICE.public}), (later + 1.0, set())):
+        found.learn(peer_record(ALICE, moment), moment)
+        assert living(found, moment) == alive
+
+
+def test_strangers_are_tried_once_and_then_like_the_silent() -> None:
+    found = members()
+    meet(found, ALICE)
+    found.learn(peer_record(BOB, NOW), NOW)
+    dice = Dice(5)
+    picked = Counter(found.gossip_targets(dice, NOW, 1)[0] for _ in range(4000))
+    assert abs(picked[BOB.public] / 4000 - MEET_CHANCE - (1 - MEET_CHANCE) * STALE_CHANCE) < 0.02
+    assert all(found.push_targets(dice, NOW, 3) == [ALICE.public] for _ in range(20))
+    found.failed(BOB.public, NOW)
+    assert {found.gossip_targets(dice, NOW, 1)[0] for _ in range(100)} == {ALICE.public}
+    for identity in (ALICE, BOB):
+        found.learn(peer_record(identity, NOW + 20.0), NOW + 20.0)
+    picked = Counter(found.gossip_targets(dice, NOW + 20.0, 1)[0] for _ in range(4000))
+    assert abs(picked[BOB.public] / 4000 - STALE_CHANCE) < 0.02
+
+
+def test_a_flood_of_invented_peers_displaces_nobody_who_has_spoken() -> None:
+    found = members()
+    meet(found, ALICE)
+    stranger = peer_record(BOB, NOW).record
+    for number in range(MAX_CONTACTS - 1):
+        public = number.to_bytes(32, "little")
+        found.contacts[public] = Contact(public, record=stranger)
+    assert meet(found, CAROL), "there is room for one more"
+    assert len(found.contacts) == MAX_CONTACTS
+    assert living(found) == {ALICE.public, CAROL.public}
+
+
+def test_a_record_is_not_good_for_longer_than_an_honest_one() -> None:
+    found = members()
+    old = peer_record(ALICE, NOW, expires_unix_s=NOW + 86_000.0)
+    end = NOW + RECORD_HEARTBEATS * BEAT_S
+    assert not found.learn(old, end + 1.0)
+    assert found.learn(old, end - 1.0)
+    found.sweep(end + 1.0)
+    assert found.contacts[ALICE.public].signed is None
+
+
+def test_strikes_halve_with_time() -> None:
+    found = members()
+    found.contact(ALICE.public).strikes = 17
+    seen = []
+    for step in range(8):
+        now = NOW + step * STRIKES_HALVE_S / 2.0
+        found.heard(ALICE.public, now)
+        found.sweep(now)
+        seen.append(found.contacts[ALICE.public].strikes)
+    assert seen == [17, 17, 8, 8, 4, 4, 2, 2]
+    found.sweep(NOW - 100.0)
+    found.heard(ALICE.public, NOW + 1e6)
+    found.sweep(NOW + 1e6)
+    assert found.contacts[ALICE.public].strikes == 0

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.solo import GENESIS, T0, Solo, announce, manifest, other, peer_record, solo_spec
 from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
-from tscale.protocol.messages import MAX_IDS, RECORDS_BUDGET_BYTES, Gossip, GossipReply, Push
+from tscale.protocol.messages import MAX_IDS, MAX_RECORDS, RECORDS_BUDGET_BYTES, Gossip, GossipReply, Push
 from tscale.protocol.records import PeerRecord, open_record
 from tscale.protocol.spread import MAX_HAVE_IDS
 
@@ -179,3 +179,47 @@ def test_addresses_of_others_are_handed_to_the_transport() -> None:
 def test_the_genesis_is_what_everybody_starts_from() -> None:
     assert Solo().boot().machine.head is not None
     assert Solo().boot().machine.head.digest == GENESIS  # type: ignore[union-attr]
+
+
+def invented(count: int, now: float) -> tuple[bytes, ...]:
+    """Peer records of keys that nobody runs."""
+    return tuple(peer_record(other(number), now, addrs=()).bytes for number in range(1000, 1000 + count))
+
+
+def test_invented_peers_are_nobody_to_push_to_or_to_wait_for() -> None:
+    solo = Solo(upload_bps=1e5).boot().meet(ALICE)
+    solo.ask(ALICE, Push(invented(300, solo.now)))
+    assert len(solo.machine.view.members.contacts) == 301
+    assert solo.machine.rounds.others() == {ALICE.public}
+    solo.at(solo.now + 0.4).requests()
+    solo.ask(ALICE, Push((announce(ALICE, 0).bytes,)))
+    solo.at(solo.now + 0.4)
+    assert {peer for peer, _ in pushed(solo)} == {ALICE.public}
+
+
+def test_a_flood_of_peers_displaces_no_round_from_a_message() -> None:
+    solo = Solo().boot().meet(ALICE)
+    solo.ask(ALICE, Push(invented(400, solo.now)))
+    solo.ask(ALICE, Push(tuple(peer_record(other(n), solo.now, addrs=()).bytes for n in range(2000, 2400))))
+    signed = announce(ALICE, 0)
+    solo.requests()
+    solo.ask(ALICE, Push((signed.bytes,)))
+    reply = solo.ask(BOB, Gossip(b"", b""))
+    assert isinstance(reply, GossipReply) and len(reply.records) == MAX_RECORDS
+    own = solo.machine.spread.own_record
+    living = solo.machine.view.members.contacts[ALICE.public].signed
+    assert own is not None and living is not None
+    assert reply.records[:3] == (own.bytes, signed.bytes, living.bytes)
+    solo.at(solo.now + 0.4)
+    assert (ALICE.public, signed.bytes) in [(peer, records[0]) for peer, records in pushed(solo)]
+
+
+def test_records_of_peers_that_made_room_for_others_are_not_kept() -> None:
+    solo = Solo().boot().meet(ALICE)
+    solo.ask(ALICE, Push(invented(20, solo.now)))
+    live, contacts = solo.machine.spread.live, solo.machine.view.members.contacts
+    assert len(live) == 22
+    for number in range(1000, 1010):
+        del contacts[other(number).public]
+    solo.machine.spread.sweep(-10, -10)
+    assert len(live) == 12

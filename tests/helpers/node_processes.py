@@ -97,6 +97,12 @@ class NodeProcess:
             return -1
 
     @property
+    def total_tokens(self) -> int:
+        """Of the swarm, up to the last fold."""
+        lines = read_rounds(self.folder / "rounds.jsonl")
+        return lines[max(lines)].tokens_total
+
+    @property
     def folds(self) -> int:
         """How many folds its log has, those of earlier runs included."""
         log = self.folder / "log" / "node.log"

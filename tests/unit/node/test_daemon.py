@@ -14,7 +14,7 @@ from tests.helpers.virtual_loop import run_virtually
 from tscale.node.checkpoint import load_checkpoint
 from tscale.node.config import NodeConfig, StorageConfig
 from tscale.node.recordfile import RecordFile
-from tscale.node.worker.messages import Verify
+from tscale.node.worker.messages import Fold, Verify
 from tscale.protocol.errors import BadInput, DiskFull, RestartWorker, StopNode
 from tscale.protocol.spec import SwarmSpec
 
@@ -97,6 +97,39 @@ def test_a_restart_resumes_the_very_round_also_when_the_chain_was_pruned(tmp_pat
         assert again.rounds[last]["state"] == state
         assert again.notices == []
         await again.end()
+
+    play(tmp_path, scenario)
+
+
+def test_a_snapshot_from_before_a_pause_is_good_until_there_is_a_newer_one(tmp_path: Path) -> None:
+    async def scenario(swarm: InlineSwarm) -> None:
+        first = swarm.start("one", knows=True)
+        await swarm.until(lambda: first.last_round >= 12, "rounds", first)
+        await first.end()
+        before, total_tokens = first.last_round, first.shown[-1].training.tokens_total
+        # many rounds later a power cut comes right after the first new fold, before its snapshot
+        await asyncio.sleep(100.0)
+        cut = swarm.start("one", knows=True)
+
+        def power_cut(command: object) -> None:
+            if isinstance(command, Fold) and command.round > before:
+                cut.node.on_signal(cut.task)
+                cut.node.on_signal(cut.task)
+
+        await swarm.until(lambda: cut.node.trainer is not None and cut.handle.alive, "the worker", cut)
+        cut.handle.after = power_cut
+        with pytest.raises(asyncio.CancelledError):
+            await cut.task
+        for path in cut.state.checkpoint.glob("*.tsck"):
+            path.write_bytes(path.read_bytes()[:-100])
+        last = cut.last_round
+        again = swarm.start("one", knows=True)
+        await swarm.until(lambda: again.last_round > last + 2, "rounds after the loss", again)
+        await again.end()
+        tokens = [shown.training.tokens_total for shown in again.shown if shown.round.folded_round >= 0]
+        assert tokens == sorted(tokens) and tokens[-1] > total_tokens
+        (notice,) = [line for _, line in again.notices]
+        assert "is whole (" in notice and "or from the newest snapshot" in notice
 
     play(tmp_path, scenario)
 

@@ -15,10 +15,10 @@ import torch
 
 from tscale.kernels.block import BlockWeights
 from tscale.kernels.offload.batch import BatchRun, leaf
-from tscale.kernels.offload.pieces import ModelPlaces
+from tscale.kernels.offload.pieces import TABLES, ModelPlaces, StagePlaces
 from tscale.kernels.offload.plan import OffloadPlan
 from tscale.kernels.offload.slots import Need, SlotPool
-from tscale.kernels.offload.transfer import Ticket, Transfer
+from tscale.kernels.offload.transfer import Pieces, Ticket, Transfer
 from tscale.kernels.offload.update import AdamStep, HostOptimizer, LayerUpdate
 
 _CHUNK_ALIGNMENT = 64
@@ -34,34 +34,39 @@ class Rates:
 
 
 class LayerEngine:
-    """The device's side of an OffloadTrainer: slots, one layer's gradient, and the order in which they are used.
+    """The device's side of an OffloadTrainer: slots, one stage's gradient, and the order in which they are used.
 
-    `skipped_updates` counts layers and tables whose gradient was not finite: they and their momentum stay as they are.
+    `skipped_updates` counts stages and tables whose gradient was not finite: they and their momentum stay as they are.
     """
 
     def __init__(self, places: ModelPlaces, plan: OffloadPlan, transfer: Transfer, update: LayerUpdate) -> None:
         self.skipped_updates = 0
         self._places = places
         self._count = len(places.layers)
-        self._kept = plan.kept_layers(self._count)
+        self._stages = [places.stage(layers) for layers in plan.stages(self._count)]
+        self._kept = plan.kept_stages(self._count)
         self._transfer = transfer
         self._update = update
-        self._layers = SlotPool(transfer, plan.slots, places.layer_numel)
+        stage_numel = len(self._stages[0].layers) * places.layer_numel
+        self._moments_numel = max(stage_numel // 2 // _CHUNK_ALIGNMENT * _CHUNK_ALIGNMENT, 1)
+        self._layers = SlotPool(transfer, plan.slots, stage_numel)
         self._ends = SlotPool(transfer, 1, places.table_numel)
-        self._gradient = transfer.buffer(max(places.layer_numel, places.table_numel))
+        self._gradient = transfer.buffer(max(stage_numel, places.table_numel))
         self._leaves: dict[int, BlockWeights] = {}
-        self._written: deque[tuple[int, Ticket]] = deque()
+        self._written: deque[tuple[tuple[int, ...], Ticket]] = deque()
 
     def forward(self, run: BatchRun, flat: torch.Tensor) -> torch.Tensor:
-        """Bring a batch to the head without a gradient; the head's table, to be released with `end`."""
-        self._layers.begin([self._weights_need(flat, index) for index in range(self._count)])
-        self._ends.begin([self._table_need(flat, table) for table in ("embed", "head")])
+        """Bring a batch to the head without a gradient; the head's table, to be given back with `end`."""
+        self._layers.begin([self._weights_need(flat, stage) for stage in self._stages])
+        self._ends.begin([self._table_need(flat, table) for table in TABLES])
         run.embed(self._ends.take("embed")[0])
         self._ends.release("embed")
-        for index in range(self._count):
-            run.layer(index, BlockWeights(*self._layers.take(("weights", index))))
-            self._layers.release(("weights", index))
-            run.forget(index)
+        for stage in self._stages:
+            weights = self._layers.take(("weights", stage.layers))
+            for place, index in enumerate(stage.layers):
+                run.layer(index, BlockWeights(*(piece[place] for piece in weights)))
+                run.forget(index)
+            self._layers.release(("weights", stage.layers))
         return self._ends.take("head")[0]
 
     def end(self, run: BatchRun) -> None:
@@ -85,8 +90,8 @@ class LayerEngine:
             run.forget(self._count)
             optimizer.adam_steps += 1
             self._update_table("head", flat, optimizer, rates)
-            for index in reversed(range(self._count)):
-                self._backward(run, index, flat, optimizer, rates)
+            for stage in reversed(self._stages):
+                self._backward(run, stage, flat, optimizer, rates)
             run.embed_backward(leaf(self._ends.take("embed")[0], self._table_gradient()))
             self._update_table("embed", flat, optimizer, rates)
             return loss
@@ -99,32 +104,35 @@ class LayerEngine:
     def _forward(self, run: BatchRun) -> None:
         run.embed(self._ends.take("embed")[0])
         self._ends.release("embed")
-        for index in range(self._count):
-            weights = self._layers.take(("weights", index))
-            leaves = BlockWeights(*(leaf(w, g) for w, g in zip(weights, self._layer_gradient(index), strict=True)))
-            run.layer(index, leaves)
-            if index < self._count - self._kept:
-                self._layers.release(("weights", index))
-            else:
-                self._leaves[index] = leaves
+        for number, stage in enumerate(self._stages):
+            weights = self._layers.take(("weights", stage.layers))
+            gradients = stage.packed(self._gradient)
+            for place, index in enumerate(stage.layers):
+                self._leaves[index] = _leaves(weights, gradients, place)
+                run.layer(index, self._leaves[index])
+            if number < len(self._stages) - self._kept:
+                self._layers.release(("weights", stage.layers))
+                for index in stage.layers:
+                    del self._leaves[index]
 
-    def _backward(self, run: BatchRun, index: int, flat: torch.Tensor, optimizer: HostOptimizer, rates: Rates) -> None:
-        weights, gradients = self._layers.take(("weights", index)), self._layer_gradient(index)
-        leaves = self._leaves.pop(index, None)
-        if leaves is None:
-            leaves = BlockWeights(*(leaf(w, g) for w, g in zip(weights, gradients, strict=True)))
-        run.layer_backward(index, leaves)
-        momentum = self._layers.take(("momentum", index))
+    def _backward(
+        self, run: BatchRun, stage: StagePlaces, flat: torch.Tensor, optimizer: HostOptimizer, rates: Rates
+    ) -> None:
+        weights, gradients = self._layers.take(("weights", stage.layers)), stage.packed(self._gradient)
+        for place, index in reversed(list(enumerate(stage.layers))):
+            if index not in self._leaves:
+                self._leaves[index] = _leaves(weights, gradients, place)
+            run.layer_backward(index, self._leaves.pop(index))
+        momentum = self._layers.take(("momentum", stage.layers))
         leaving = None
-        if self._finite(self._places.layer_numel):
-            optimizer.begin_update(index)
+        if self._finite(len(stage.layers) * self._places.layer_numel):
+            self._begin_update(optimizer, *stage.layers)
             self._update.apply(weights, gradients, momentum, rates.muon)
-            place = self._places.layers[index]
-            hosts = (*place.views(flat), *place.momentum_views(optimizer.momentum))
+            hosts = (*stage.views(flat), *stage.momentum_views(optimizer.momentum))
             leaving = self._transfer.to_host((*weights, *momentum), hosts)
-            self._wrote(index, leaving, optimizer)
-        self._layers.release(("weights", index), leaving)
-        self._layers.release(("momentum", index), leaving)
+            self._wrote(tuple(stage.layers), leaving, optimizer)
+        self._layers.release(("weights", stage.layers), leaving)
+        self._layers.release(("momentum", stage.layers), leaving)
 
     def _update_table(self, table: str, flat: torch.Tensor, optimizer: HostOptimizer, rates: Rates) -> None:
         """AdamW in parts that fit a layer's slot, on the table that is in the ends' slot."""
@@ -133,7 +141,7 @@ class LayerEngine:
         step = AdamStep(optimizer.adam_steps, rates.adam, rates.weight_decay)
         finite, unit = self._finite(self._places.table_numel), self.unit(table)
         if finite:
-            optimizer.begin_update(unit)
+            self._begin_update(optimizer, unit)
         for chunk, need in self._moment_needs(optimizer, table):
             moments, leaving = self._layers.take(need.key), None
             if finite:
@@ -143,55 +151,61 @@ class LayerEngine:
         leaving = None
         if finite:
             leaving = self._transfer.to_host((weight,), (flat[self._places.tables[table]],))
-            self._wrote(unit, leaving, optimizer)
+            self._wrote((unit,), leaving, optimizer)
         self._ends.release(table, leaving)
 
     def unit(self, table: str) -> int:
         """The number by which an optimizer's state knows a table; layers have their own index."""
-        return self._count + ("embed", "head").index(table)
+        return self._count + TABLES.index(table)
 
     def _finite(self, numel: int) -> bool:
         finite = math.isfinite(float(self._gradient[:numel].sum()))
         self.skipped_updates += not finite
         return finite
 
-    def _wrote(self, unit: int, ticket: Ticket, optimizer: HostOptimizer) -> None:
-        self._written.append((unit, ticket))
+    def _begin_update(self, optimizer: HostOptimizer, *units: int) -> None:
+        for unit in units:
+            optimizer.begin_update(unit)
+
+    def _wrote(self, units: tuple[int, ...], ticket: Ticket, optimizer: HostOptimizer) -> None:
+        self._written.append((units, ticket))
         self._settle(optimizer, 2)
 
     def _settle(self, optimizer: HostOptimizer, pending: int) -> None:
         while len(self._written) > pending:
-            unit, ticket = self._written.popleft()
+            units, ticket = self._written.popleft()
             self._transfer.finish(ticket)
-            optimizer.end_update(unit)
-
-    def _layer_gradient(self, index: int) -> tuple[torch.Tensor, ...]:
-        return self._places.layers[index].packed(self._gradient)
+            for unit in units:
+                optimizer.end_update(unit)
 
     def _table_gradient(self) -> torch.Tensor:
         return self._gradient[: self._places.table_numel].view(self._places.table_shape)
 
-    def _weights_need(self, flat: torch.Tensor, index: int) -> Need:
-        return Need(("weights", index), self._places.layers[index].views(flat))
+    def _weights_need(self, flat: torch.Tensor, stage: StagePlaces) -> Need:
+        return Need(("weights", stage.layers), stage.views(flat))
 
     def _table_need(self, flat: torch.Tensor, table: str) -> Need:
         return Need(table, (flat[self._places.tables[table]].view(self._places.table_shape),))
 
     def _moment_needs(self, optimizer: HostOptimizer, table: str) -> list[tuple[slice, Need]]:
         numel, offset = self._places.table_numel, self._places.moments(table).start
-        size = max(self._places.layer_numel // 2 // _CHUNK_ALIGNMENT * _CHUNK_ALIGNMENT, 1)
         needs = []
-        for start in range(0, numel, size):
-            chunk = slice(start, min(start + size, numel))
+        for start in range(0, numel, self._moments_numel):
+            chunk = slice(start, min(start + self._moments_numel, numel))
             where = slice(offset + chunk.start, offset + chunk.stop)
             key: Hashable = ("moments", table, start)
             needs.append((chunk, Need(key, (optimizer.first[where], optimizer.second[where]))))
         return needs
 
     def _training_needs(self, flat: torch.Tensor, optimizer: HostOptimizer) -> list[Need]:
-        needs = [self._weights_need(flat, index) for index in range(self._count)]
+        needs = [self._weights_need(flat, stage) for stage in self._stages]
         needs += [need for _, need in self._moment_needs(optimizer, "head")]
-        for index in reversed(range(self._count)):
-            momentum = self._places.layers[index].momentum_views(optimizer.momentum)
-            needs += [self._weights_need(flat, index), Need(("momentum", index), momentum)]
+        for stage in reversed(self._stages):
+            momentum = stage.momentum_views(optimizer.momentum)
+            needs += [self._weights_need(flat, stage), Need(("momentum", stage.layers), momentum)]
         return needs + [need for _, need in self._moment_needs(optimizer, "embed")]
+
+
+def _leaves(weights: Pieces, gradients: Pieces, place: int) -> BlockWeights:
+    """The matrices of one layer of a stage, to be differentiated into the gradient's pieces."""
+    return BlockWeights(*(leaf(w[place], g[place]) for w, g in zip(weights, gradients, strict=True)))

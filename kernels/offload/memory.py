@@ -21,6 +21,7 @@ from tscale.kernels.offload.batch import leaf
 from tscale.kernels.offload.footprint import Footprint, footprint
 from tscale.kernels.offload.pieces import model_places
 from tscale.kernels.offload.plan import OffloadPlan
+from tscale.kernels.offload.transfer import Pieces
 from tscale.kernels.offload.update import LayerUpdate
 from tscale.kernels.polar import polar_rule
 
@@ -147,7 +148,7 @@ def device_memory(
     micro = StepShape(min(plan.micro_rows, shape.rows), shape.context)
     works = _LayerWorks(cfg, micro, product)
     peak = max(_stages(cfg, plan, shape, works), key=lambda stage: stage.total_bytes)
-    w, e = layer_bytes(cfg), table_bytes(cfg)
+    w, e = min(plan.stage_layers, cfg.layers) * layer_bytes(cfg), table_bytes(cfg)
     tokens = shape.rows * (shape.context + 1) * TOKEN_BYTES
     return DeviceMemory(
         plan.slots * w,
@@ -173,6 +174,7 @@ def _stages(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape, works: _Layer
         return states * s + (s - part if making else 0)
 
     reaches, layers = layer_reaches(cfg), cfg.layers
+    stage = min(plan.stage_layers, layers)
     graphs = dict.fromkeys(reaches, 0)
     if not plan.recompute:
         graphs = {reach: count * (works.layer(reach, "graph").kept_bytes - part) for reach in graphs}
@@ -180,8 +182,13 @@ def _stages(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape, works: _Layer
     stages = [
         _Stage("head", works.head().peak_bytes, boundary(layers + 1, making=True), kept),
         _Stage("embedding", works.embedding().peak_bytes, boundary(1)),
-        _Stage("update of a layer", works.update().peak_bytes, boundary(layers), kept),
-        _Stage("update of a table", works.table_update().peak_bytes, boundary(layers + 1), kept),
+        _Stage("update of a layer", works.update(stage).peak_bytes, boundary(layers), kept),
+        _Stage(
+            "update of a table",
+            works.table_update(stage).peak_bytes,
+            boundary(layers + 1),
+            kept,
+        ),
     ]
     for reach in graphs:
         # the last layer of a kind finds the most
@@ -261,19 +268,22 @@ class _LayerWorks:
 
         return footprint(lambda: (self._table(), self._state(), self._ids()), work)
 
-    def update(self) -> Footprint:
-        """Muon on one layer."""
+    def update(self, layers: int) -> Footprint:
+        """Muon on one stage."""
         update = LayerUpdate(self.cfg, self._places, MuonRule(0.9, 0.0, polar_rule("cpu")))
 
-        def work(given: tuple[BlockWeights, BlockWeights, BlockWeights]) -> None:
+        def stage() -> Pieces:
+            return tuple(torch.empty(layers, *shape) for shape in self._places.layers[0].shapes)
+
+        def work(given: tuple[Pieces, Pieces, Pieces]) -> None:
             with torch.no_grad():
                 update.apply(*given, lr=1e-3)
 
-        return footprint(lambda: (self._weights(), self._weights(), self._weights()), work)
+        return footprint(lambda: (stage(), stage(), stage()), work)
 
-    def table_update(self) -> Footprint:
+    def table_update(self, layers: int) -> Footprint:
         """AdamW on as much of a table as two halves of a slot hold moments for."""
-        size = min(self._places.table_numel, self._places.layer_numel // 2)
+        size = min(self._places.table_numel, layers * self._places.layer_numel // 2)
         return Footprint(2 * size * FLOAT_BYTES, 0)
 
     def _pass(self) -> BlockPass:

@@ -1,4 +1,4 @@
-"""The optimizer's step on one layer or on a part of a table, from pieces that lie anywhere.
+"""The optimizer's step on a stage of layers or on a part of a table, from pieces that lie anywhere.
 
 The same arithmetic as `tscale.kernels.muon` on the whole flat vector, and the same state.
 """
@@ -85,7 +85,7 @@ def memory_optimizer(places: ModelPlaces) -> HostOptimizer:
 
 
 class LayerUpdate:
-    """Muon on the matrices of one layer. Fused projections are split into heads, as in the whole vector."""
+    """Muon on the matrices of a stage. Fused projections are split into heads, as in the whole vector."""
 
     def __init__(self, cfg: ModelConfig, places: ModelPlaces, rule: MuonRule) -> None:
         self._rule = rule
@@ -93,7 +93,7 @@ class LayerUpdate:
         for index, (rows, columns) in enumerate(places.layers[0].shapes):
             # qc and kv come first in BlockWeights
             part = cfg.head_dim if index < 2 else rows
-            self._shapes.append((rows // part, part, columns))
+            self._shapes.append((-1, part, columns))
 
     def apply(self, weights: Pieces, gradients: Pieces, momentum: Pieces, lr: float) -> None:
         """One step, in place on `weights` and `momentum`."""

@@ -41,7 +41,12 @@ def plain_gradient(micro_rows: int) -> tuple[float, np.ndarray]:
 
 
 SIZES = [(2, 4, "host"), (2, 1, "host"), (3, 3, "device"), (4, 2, "host"), (5, 1, "device"), (7, 4, "host")]
-PLANS = [OffloadPlan(slots, micro_rows, boundary) for slots, micro_rows, boundary in [*SIZES, (9, 2, "host")]]
+PLANS = [
+    *(OffloadPlan(slots, micro_rows, boundary) for slots, micro_rows, boundary in SIZES),
+    OffloadPlan(9, 2, "host"),
+    OffloadPlan(2, 2, "host", stage_layers=2),
+    OffloadPlan(4, 4, "device", stage_layers=3),
+]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -69,8 +74,9 @@ def test_steps_are_those_of_the_plain_trainer_when_the_batch_is_whole(plan: Offl
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-def test_everything_resident_is_the_same_again(recompute: bool) -> None:
-    plan = OffloadPlan(LAYERS + 2, 2, "device", recompute=recompute)
+@pytest.mark.parametrize(("slots", "stage_layers"), [(LAYERS + 2, 1), (2, LAYERS), (4, 3)])
+def test_everything_resident_is_the_same_again(recompute: bool, slots: int, stage_layers: int) -> None:
+    plan = OffloadPlan(slots, 2, "device", recompute, stage_layers)
     direct, local, losses = trained(plan, DirectTransfer(), steps=3)
     faked, other, expected = trained(OffloadPlan(2, 2), FakeTransfer(), steps=3)
     assert losses == expected and np.array_equal(local, other)
@@ -92,7 +98,7 @@ def test_bytes_are_those_of_the_formula(plan: OffloadPlan) -> None:
 def test_at_most_the_slots_one_layer_and_the_boundary_are_on_the_device(plan: OffloadPlan) -> None:
     transfer = FakeTransfer()
     trained(plan, transfer, steps=2)
-    w, e = layer_bytes(MODEL), table_bytes(MODEL)
+    w, e = plan.stage_layers * layer_bytes(MODEL), table_bytes(MODEL)
     bound = plan.slots * w + e + max(w, e)
     if plan.boundary == "host":
         micro = state_bytes(MODEL, StepShape(plan.micro_rows, CONTEXT))
@@ -187,7 +193,8 @@ def test_a_change_of_the_parameters_between_steps_counts() -> None:
 
 @pytest.mark.parametrize(
     ("values", "fault"),
-    [({"slots": 1}, "two slots"), ({"micro_rows": 0}, "one sequence"), ({"boundary": "disk"}, "disk"),
+    [({"slots": 1}, "two slots"), ({"stage_layers": 0}, "one layer"),
+     ({"micro_rows": 0}, "one sequence"), ({"boundary": "disk"}, "disk"),
      ({"slots": LAYERS + 1, "recompute": False, "boundary": "device"}, f"{LAYERS + 2} slots"),
      ({"slots": LAYERS + 2, "recompute": False}, "on the device")],
 )  # fmt: skip

@@ -43,12 +43,26 @@ class Intake:
         """A few of each author, of rounds of this time: offers are kept as long as their rounds are."""
         offers = self.sync.snapshots.offers
         newest = self.view.times.round_at(self.view.swarm_now) + 1
-        if not self.sync.oldest_snapshot_round <= signed.record.round <= newest or len(offers) >= MAX_OFFERS:
+        if not self.sync.oldest_snapshot_round <= signed.record.round <= newest:
             return False
         if sum(other.public == signed.public for other in offers.values()) >= MAX_OFFERS_PER_PEER:
             return False
+        if len(offers) >= MAX_OFFERS and not self._make_room(signed.public):
+            return False
         self.sync.offer(signed)
         return True
+
+    def _make_room(self, public: bytes) -> bool:
+        """Let a stranger's offer go for one of a peer that is none. False when there is no such room."""
+        view, offers = self.view, self.sync.snapshots.offers
+        if view.members.is_stranger(public, view.swarm_now):
+            return False
+        others = (d for d, s in offers.items() if s.public != view.own)
+        weakest = next((d for d in others if view.members.is_stranger(offers[d].public, view.swarm_now)), None)
+        if weakest is not None:
+            del offers[weakest]
+            self.spread.drop(weakest)
+        return weakest is not None
 
     def _take_announcement(self, signed: SignedRecord[Announcement], source: bytes) -> bool:
         view, caps, record = self.view, self.view.spec.caps, signed.record
@@ -59,7 +73,7 @@ class Intake:
             return False
         if record.rung >= len(view.spec.codec.rungs) or not view.chain.admits(signed.public):
             return False
-        if not view.pool.add(signed):
+        if not view.pool.add(signed, regular=not view.members.is_stranger(signed.public, view.swarm_now)):
             return False
         view.want(record.blob, "contribution", signed.public, is_new=True)
         if view.holds(record.blob.root):

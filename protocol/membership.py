@@ -129,6 +129,11 @@ class Membership:
             return True
         return contact.heard_unix_s > now - PROVEN_HEARTBEATS * self.heartbeat_s
 
+    def is_stranger(self, public: bytes, now: float) -> bool:
+        """Whether nothing shows that there is more of this key than what it signs."""
+        contact = self.contacts.get(public)
+        return public not in self.vouched and (contact is None or not self.is_proven(contact, now))
+
     def is_alive(self, contact: Contact, now: float) -> bool:
         """Whether the peer is no stranger, its heartbeat is fresh, and it has not said goodbye."""
         record = contact.record

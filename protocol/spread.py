@@ -271,8 +271,8 @@ class Spread:
         """Let go of records that nobody needs: old rounds, expired peers, old snapshots."""
         for signed in list(self.live.values()):
             record = signed.record
-            if is_peer(signed):
-                old = not self._is_current(signed)
+            if isinstance(record, PeerRecord):
+                old = not self._is_current(signed.public, record)
             elif isinstance(record, SnapshotRecord):
                 old = record.round < oldest_snapshot_round
             else:
@@ -280,15 +280,13 @@ class Spread:
             if old:
                 self.drop(signed.digest)
 
-    def _is_current(self, signed: SignedRecord[PeerRecord]) -> bool:
+    def _is_current(self, public: bytes, record: PeerRecord) -> bool:
         """Whether a peer record is the one that its contact is known by, and not too old."""
-        view = self.view
-        if signed is self.own_record:
+        members = self.view.members
+        if self.own_record is not None and record is self.own_record.record:
             return True
-        contact = view.members.contacts.get(signed.public)
-        if contact is None or contact.signed is not signed:
-            return False
-        return not view.members.is_expired(signed.record, view.swarm_now)
+        contact = members.contacts.get(public)
+        return contact is not None and contact.record is record and not members.is_expired(record, self.view.swarm_now)
 
 
 def _within_budget(records: list[SignedRecord[Record]]) -> tuple[bytes, ...]:

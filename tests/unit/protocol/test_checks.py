@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.solo import DATA, LENGTH_S, T0, Solo, announce, blob_of, manifest, other
+from tests.helpers.solo import DATA, LENGTH_S, T0, Solo, announce, blob_of, manifest, other, snapshot_record
 from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
 from tscale.protocol.effects import Claim
 from tscale.protocol.hashing import BlobRef, blob_ref, chunk_hashes
+from tscale.protocol.intake import MAX_OFFERS
 from tscale.protocol.messages import Push, PutChunk
-from tscale.protocol.pool import claim_of
+from tscale.protocol.pool import MAX_PER_ROUND, claim_of
 from tscale.protocol.records import Announcement, SignedRecord
 
 ALICE, BOB, CAROL = other(1), other(2), other(3)
@@ -112,3 +113,27 @@ def test_a_shard_of_the_dataset_that_is_announced_as_a_contribution_stays() -> N
     solo.at(CLOSE + 8.0 * LENGTH_S)
     assert solo.machine.view.has(blob_ref(DATA))
     assert blob_ref(DATA).root not in [drop.root for drop in solo.take(fx.DropBlob)]
+
+
+def test_a_full_round_still_takes_those_who_have_spoken() -> None:
+    """Whoever signs with many keys must not keep out the others."""
+    solo = booted()
+    pool = solo.machine.view.pool
+    pool.by_round[0] = {number.to_bytes(32, "little"): announce(BOB, 0) for number in range(MAX_PER_ROUND)}
+    stranger = other(50)
+    solo.ask(CAROL, Push((announce(stranger, 0).bytes, announce(ALICE, 0).bytes)))
+    assert ALICE.public in pool.of_round(0) and stranger.public not in pool.of_round(0)
+
+
+def test_offers_of_strangers_make_room_for_those_of_others() -> None:
+    solo = booted()
+    first = manifest(ALICE, 0, [announce(ALICE, 0)])
+    flood = [snapshot_record(other(1000 + n // 16), first, bytes([n % 16])) for n in range(MAX_OFFERS)]
+    for start in range(0, MAX_OFFERS, 512):
+        solo.ask(BOB, Push(tuple(signed.bytes for signed in flood[start : start + 512])))
+    offers = solo.machine.sync.offers
+    assert len(offers) == MAX_OFFERS
+    late = [snapshot_record(who, first, b"the state") for who in (ALICE, other(50))]
+    solo.ask(CAROL, Push(tuple(signed.bytes for signed in late)))
+    assert late[0].digest in offers and late[1].digest not in offers
+    assert len(offers) == MAX_OFFERS and flood[0].digest[:8] not in solo.machine.spread.live

@@ -6,7 +6,7 @@ ROOMS := kernels protocol node dashboard
 # one thread a process: two OpenMP threads on a busy 2-core machine are ten times slower
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast test-churn check format types imports bench-codec bench-convergence-quick bench-convergence clean
+.PHONY: help demo test test-fast test-churn check format types imports bench-codec bench-gpu bench-convergence-quick bench-convergence clean
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test-churn   the simulated swarm under churn with all of its seeds"
 	@echo "make check        format, ruff, mypy and the import contracts"
 	@echo "make bench-codec  speed and size of the delta codec"
+	@echo "make bench-gpu    everything that needs a GPU to be known, in less than eight minutes"
 	@echo "make bench-convergence-quick  a swarm's learning beside dense training: 8 runs, 5 minutes on two free cores"
 	@echo "make bench-convergence        all questions of docs/results/convergence.md at 0.2M and 0.9M parameters: many hours"
 	@echo "make clean        remove .venv and build"
@@ -66,6 +67,10 @@ test-churn: $(STAMP)
 
 bench-codec: $(STAMP)
 	$(BIN)/tscale-node bench codec --json
+
+# needs a CUDA build of torch in the environment, and replaces docs/results/gpu.md
+bench-gpu: $(STAMP)
+	$(BIN)/python -m tests.bench.gpu
 
 bench-convergence-quick: $(STAMP)
 	$(BIN)/python -m tests.bench.convergence quick --results tests/bench/out/convergence-quick

@@ -169,6 +169,7 @@ def make_worker_config(
         checkpoint_dir=str(state.checkpoint),
         scratch_dir=str(scratch_dir(state)),
         threads=options.config.compute.threads or 1,
+        precision=options.config.training.precision,
         paused=True,
         checkpoint_every_folds=spec.rounds.snapshot_every,
     )

@@ -109,6 +109,7 @@ class Board:
         """A worker has its state; the counters of the one before it are over."""
         self.progress = None
         self.trouble = ""
+        self.warnings = (ready.precision_warning,) if ready.precision_warning else ()
 
     def on_trouble(self, reason: str) -> None:
         """There is no worker at the moment, and why."""

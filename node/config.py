@@ -17,6 +17,7 @@ from tscale.protocol.errors import BadInput
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_NAME_CHARS = 32
+PRECISIONS = ("auto", "fp32", "bf16", "fp8", "int8")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ class ComputeConfig:
 
 
 @dataclass(frozen=True)
+class TrainingConfig:
+    """How this machine computes what the swarm's spec says: one of PRECISIONS. Peers may differ."""
+
+    precision: str = "auto"
+
+
+@dataclass(frozen=True)
 class NodeConfig:
     """All settings of a node. `name` is shown to other peers; empty shows the peer id only."""
 
@@ -60,6 +68,7 @@ class NodeConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
 
 
 def default_config_file() -> Path:
@@ -185,5 +194,8 @@ def _check_ranges(config: NodeConfig, where: str) -> None:
         if not low <= value <= high:
             limit = f"at least {low}" if high == math.inf else f"from {low} to {high}"
             raise BadInput(f"{where}: {name} is {limit}, not {value}")
+    if config.training.precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise BadInput(f'{where}: training.precision is one of {known}, not "{config.training.precision}"')
     if len(config.name) > MAX_NAME_CHARS or not config.name.isprintable():
         raise BadInput(f"{where}: name has at most {MAX_NAME_CHARS} printable characters")

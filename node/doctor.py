@@ -26,6 +26,7 @@ GOOD_FREE_BYTES = 2 << 30
 OLDEST_UNIX_S = 1_767_225_600.0
 """No correct clock shows a time before this program was written."""
 
+_SLOWER = "training works, but slower than it could: look for a newer driver, torch or triton"
 _TIMEX_BYTES = 512
 _TIME_ERROR = 5
 
@@ -44,11 +45,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Where the nodes' files are, and where a node would listen (port 0: anywhere)."""
+    """Where the nodes' files are, where a node would listen (port 0: anywhere), and the precision asked for."""
 
     state_dir: Path
     host: str
     port: int
+    precision: str = "auto"
 
 
 def run_doctor(options: DoctorOptions) -> Iterator[Verdict]:
@@ -61,6 +63,8 @@ def run_doctor(options: DoctorOptions) -> Iterator[Verdict]:
         ("port", lambda: check_port(options.host, options.port)),
         ("data", check_data),
         ("torch", check_torch),
+        ("precision", lambda: check_precision(options.precision)),
+        ("gpu", check_gpu),
         ("codec", check_codec),
         ("network", lambda: check_network(options.host)),
     )
@@ -141,6 +145,33 @@ def check_torch() -> Verdict:
     if not torch.equal(product, values):
         return Verdict("torch", "fail", f"{seen} computes wrong products", "install torch again")
     return Verdict("torch", "ok", seen)
+
+
+def check_precision(wish: str) -> Verdict:
+    """What the model would be trained in here, and what failed its self-test before it."""
+    from tscale.kernels.precision.selftest import choose
+    from tscale.node.worker.kernel_config import training_machine
+
+    precision, _ = choose(training_machine(), wish)
+    if precision.steps:
+        return Verdict("precision", "warn", precision.text, _SLOWER)
+    if not precision.granted:
+        return Verdict("precision", "warn", precision.text, 'write precision = "auto" below [training] in the config')
+    return Verdict("precision", "ok", precision.text)
+
+
+def check_gpu() -> Verdict:
+    """Which GPU there is, and the fastest precision that is right on it."""
+    from tscale.kernels.precision.capabilities import probe
+    from tscale.kernels.precision.selftest import choose
+
+    machine = probe()
+    if machine.device == "cpu":
+        return Verdict("gpu", "ok", "none that torch can use")
+    precision, _ = choose(machine)
+    if precision.steps:
+        return Verdict("gpu", "warn", precision.text, _SLOWER)
+    return Verdict("gpu", "ok", precision.text)
 
 
 def check_codec() -> Verdict:

@@ -153,7 +153,8 @@ class Trainer:
         handle = self._handle = self._make_handle()
         ready = await handle.start(self._config)
         self._ready = True
-        _LOG.info("worker_ready round=%d resumed=%s pid=%s", ready.round, ready.resumed, handle.pid)
+        started = (ready.round, ready.resumed, handle.pid, ready.precision)
+        _LOG.info("worker_ready round=%d resumed=%s pid=%s precision=%s", *started)
         if ready.note:
             self._hooks.on_notice(ready.note)
         self._hooks.on_ready(ready)

@@ -47,10 +47,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """The first candidate and the ones to step down to, in order. `reason` is one line for people."""
+    """The first candidate and the ones to step down to, in order. `reason` is one line for people; `granted` is False
+    when the machine can't do what the person asked for."""
 
     ladder: tuple[Candidate, ...]
     reason: str
+    granted: bool = True
 
     @property
     def path(self) -> PrecisionPath:
@@ -75,7 +77,7 @@ def select(machine: Capabilities, wish: str = "auto") -> Selection:
     path = _wished(machine, wish)
     if path is None:
         chosen = _automatic(machine)
-        return Selection(chosen.ladder, f"{machine.name} has no units for {wish}; {chosen.reason}")
+        return Selection(chosen.ladder, f"{machine.name} has no units for {wish}", granted=False)
     return Selection(_ladder(machine, path), f"{wish} was asked for")
 
 

@@ -44,10 +44,11 @@ class StepDown:
 
 @dataclass(frozen=True)
 class Precision:
-    """What this machine computes with. `steps` are the candidates that failed before, `reason` is the choice's."""
+    """What this machine computes with. `reason` and `granted` are the selection's; `steps` failed before."""
 
     candidate: Candidate
     reason: str
+    granted: bool = True
     steps: tuple[StepDown, ...] = ()
 
     @property
@@ -57,9 +58,14 @@ class Precision:
 
     @property
     def text(self) -> str:
-        """One line for people: what is used, and what was tried before."""
-        tried = "; ".join(f"{step.candidate} failed: {step.reason}" for step in self.steps)
-        return f"{self.candidate} ({tried})" if tried else f"{self.candidate}: {self.reason}"
+        """One line for people: what is used and why, and what was tried before."""
+        tried = [f"{step.candidate} failed: {step.reason}" for step in self.steps]
+        return f"{self.candidate}: {'; '.join((self.reason, *tried))}"
+
+    @property
+    def warning(self) -> str:
+        """`text` when it is not what the machine or the person would have; else empty."""
+        return f"training in {self.text}" if self.steps or not self.granted else ""
 
 
 Make = Callable[[Candidate], Product | None]
@@ -81,10 +87,11 @@ def choose(machine: Capabilities, wish: str = "auto", make: Make = product_of) -
         except Exception as error:  # noqa: BLE001 - drivers and compilers raise anything; each is a reason to step down
             fault = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else 'no message'}"
         if not fault:
-            return Precision(candidate, selection.reason, tuple(steps)), product
+            return Precision(candidate, selection.reason, selection.granted, tuple(steps)), product
         _LOG.warning("precision_step_down path=%s backend=%s reason=%s", candidate.path, candidate.backend, fault)
         steps.append(StepDown(candidate, fault))
-    return Precision(Candidate(PrecisionPath.FP32, Backend.TORCH), selection.reason, tuple(steps)), None
+    last = Candidate(PrecisionPath.FP32, Backend.TORCH)
+    return Precision(last, selection.reason, selection.granted, tuple(steps)), None
 
 
 def product_fault(product: Product, path: PrecisionPath, device: str = "cpu") -> str:

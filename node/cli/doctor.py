@@ -28,6 +28,7 @@ def doctor(
         state_dir=base_dir(state_dir, loaded),
         host=host if host is not None else loaded.network.host,
         port=port if port is not None else loaded.network.port,
+        precision=loaded.training.precision,
     )
     verdicts: list[Verdict] = []
     for verdict in run_doctor(wanted):

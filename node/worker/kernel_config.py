@@ -7,8 +7,14 @@ from tscale.kernels.fold import OuterRule
 from tscale.kernels.inner import InnerConfig
 from tscale.kernels.layout import Layout
 from tscale.kernels.model_config import ModelConfig, model_layout
+from tscale.kernels.precision.capabilities import Capabilities
 from tscale.protocol.errors import BadInput
 from tscale.protocol.spec import SwarmSpec
+
+
+def training_machine() -> Capabilities:
+    """The device that the worker trains on. It is the CPU, also where there is a GPU."""
+    return Capabilities()
 
 
 @dataclass(frozen=True)

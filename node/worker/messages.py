@@ -35,7 +35,7 @@ class WorkerConfig:
 
     `genesis` and `genesis_round` name the state before the first manifest. `data` are the spec's shards as files, in
     the spec's order. `scratch_dir` takes the compressed contributions (the node moves or deletes them).
-    `checkpoint_every_folds` 0 means that only the node asks for checkpoints.
+    `checkpoint_every_folds` 0 means that only the node asks for checkpoints. `precision` is what the person asked for.
     """
 
     spec: bytes
@@ -51,6 +51,7 @@ class WorkerConfig:
     checkpoint_every_folds: int = 0
     evaluate_windows: int = 32
     evaluate_fraction: float = 0.02
+    precision: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,11 @@ class Stop(Command[Stopped]):
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker has its state. `note` says what was wrong with a checkpoint, and is empty when nothing was."""
+    """The worker has its state. `note` says what was wrong with a checkpoint, and is empty when nothing was.
+
+    `precision` says what the model is trained in and why, `precision_warning` the same when it is not what the machine
+    or the person would have.
+    """
 
     manifest: bytes
     round: int
@@ -241,6 +246,8 @@ class Ready:
     resumed: bool
     parameters: int
     state_bytes: int
+    precision: str = ""
+    precision_warning: str = ""
 
 
 @dataclass(frozen=True)

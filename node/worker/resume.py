@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from tscale.kernels.block import Product
 from tscale.kernels.codec import decode, encode
 from tscale.kernels.digest import state_digest
 from tscale.kernels.fold import FoldPart, fold
 from tscale.kernels.init import init_state
 from tscale.kernels.inner import InnerTrainer
 from tscale.kernels.layout import Layout, TensorSpec
+from tscale.kernels.precision.selftest import Precision, choose
 from tscale.kernels.replica import OuterState, Replica
 from tscale.node.checkpoint import load_checkpoint, save_checkpoint
 from tscale.node.data.corpus import ByteCorpus
-from tscale.node.worker.kernel_config import KernelConfig, kernel_config
+from tscale.node.worker.kernel_config import KernelConfig, kernel_config, training_machine
 from tscale.node.worker.messages import Ready, WorkerConfig
 from tscale.node.worker.progress import Tally
 from tscale.node.worker.session import Base, Between, Emit, Session, SessionParts
@@ -46,7 +48,8 @@ def open_session(config: WorkerConfig, between: Between, emit: Emit) -> tuple[Se
     warm_up(kernels)
     anchor = init_state(kernels.model, spec.seed)
     replica = Replica(kernels.layout, anchor, spec.outer.rho, spec.outer.beta, kernels.rule)
-    trainer = InnerTrainer(kernels.model, kernels.inner, replica.local, corpus.counts)
+    precision, product = choose_precision(config.precision)
+    trainer = InnerTrainer(kernels.model, kernels.inner, replica.local, corpus.counts, product)
     parts = SessionParts(spec, config, kernels, replica, trainer, corpus, between, emit, save_session)
     genesis_state = state_digest(kernels.layout, replica.head.anchor, replica.head.momentum)
     session = Session(parts, Base(config.genesis, config.genesis_round, 0, genesis_state))
@@ -64,7 +67,17 @@ def open_session(config: WorkerConfig, between: Between, emit: Emit) -> tuple[Se
         resumed=resumed,
         parameters=kernels.layout.numel,
         state_bytes=session.state_bytes,
+        precision=precision.text,
+        precision_warning=precision.warning,
     )
+
+
+def choose_precision(wish: str) -> tuple[Precision, Product | None]:
+    """What this machine multiplies in; only the trainer uses it. Raises BadInput for an unknown wish."""
+    try:
+        return choose(training_machine(), wish)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
 
 
 def read_spec(data: bytes) -> SwarmSpec:

@@ -101,8 +101,9 @@ def test_a_machine_steps_down_until_a_path_is_right_and_says_why() -> None:
     assert precision.path == P.BF16 and product is not None
     assert [step.candidate.path for step in precision.steps] == [P.FP8_BLOCK, P.FP8_TENSOR]
     assert precision.steps[0].reason == "RuntimeError: PTX was compiled with a newer toolchain"
-    assert precision.text.startswith("bf16 (fp8-block (triton) failed: RuntimeError")
+    assert precision.text.startswith("bf16: RTX 4090: fp8 units; fp8-block (triton) failed: RuntimeError")
     assert "fp8-tensor (scaled_mm) failed: the product is off by 0.5" in precision.text
+    assert precision.warning == f"training in {precision.text}"
 
 
 def test_when_nothing_works_it_is_float32_untested() -> None:
@@ -132,5 +133,12 @@ def test_a_back_end_refuses_a_path_that_is_not_its_own() -> None:
 )
 def test_what_this_cpu_computes_with(wish: str, text: str) -> None:
     precision, product = choose(Capabilities(), wish)
-    assert precision.text == text
+    assert precision.text == text and precision.warning == ""
     assert (product is None) == (wish == "auto")
+
+
+def test_a_wish_that_the_machine_can_not_grant_is_a_warning() -> None:
+    old = Capabilities("mps", "Apple GPU")
+    precision, product = choose(old, "fp8")
+    assert (precision.path, product) == (P.FP32, None)
+    assert precision.warning == "training in fp32: Apple GPU has no units for fp8"

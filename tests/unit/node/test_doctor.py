@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tscale.kernels.precision import capabilities, selftest
+from tscale.kernels.precision.capabilities import Capabilities
 from tscale.node import doctor
 from tscale.node.cli.app import run_command
 from tscale.node.doctor import (
@@ -19,14 +21,40 @@ from tscale.node.doctor import (
     check_codec,
     check_data,
     check_disk,
+    check_gpu,
+    check_precision,
     check_state_dir,
     run_doctor,
 )
+from tscale.node.worker import kernel_config
 
 
 def test_shipped_text_and_codec_are_right_here() -> None:
     assert check_data().level == "ok"
     assert check_codec().level == "ok"
+
+
+def test_the_precision_is_named_and_a_step_down_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_precision("auto") == Verdict("precision", "ok", "fp32: CPU: a CPU multiplies float32 fastest")
+    assert check_precision("fp8").seen == "fp8-block (emulation): fp8 was asked for"
+    monkeypatch.setattr(kernel_config, "training_machine", lambda: Capabilities("mps", "Apple GPU"))
+    refused = check_precision("fp8")
+    assert (refused.level, refused.seen) == ("warn", "fp32: Apple GPU has no units for fp8")
+    assert "[training]" in refused.advice
+
+    def broken(*_: object) -> str:
+        return "the product is off by 0.5 of its size"
+
+    monkeypatch.setattr(kernel_config, "training_machine", Capabilities)
+    monkeypatch.setattr(selftest, "product_fault", broken)
+    stepped = check_precision("fp8")
+    assert stepped.level == "warn" and stepped.seen.startswith("fp32: fp8 was asked for; fp8-block (emulation) failed")
+
+
+def test_a_gpu_is_named_with_what_is_right_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_gpu() == Verdict("gpu", "ok", "none that torch can use")
+    monkeypatch.setattr(capabilities, "probe", lambda: Capabilities("mps", "Apple GPU"))
+    assert check_gpu() == Verdict("gpu", "ok", "fp32: Apple GPU: no units for shorter formats are known")
 
 
 def test_state_folder_is_made_and_a_file_in_its_place_is_a_failure(tmp_path: Path) -> None:

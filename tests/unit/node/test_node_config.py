@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tscale.node.config import NodeConfig, load_config, override, parse_config
+from tscale.kernels.precision.select import WISHES
+from tscale.node.config import PRECISIONS, NodeConfig, load_config, override, parse_config
 from tscale.protocol.errors import BadInput
 
 
@@ -44,6 +45,11 @@ def test_a_file_with_bom_crlf_and_unicode(tmp_path: Path) -> None:
         ("[network]\nport = 70000", "f: network.port is from 0 to 65535, not 70000"),
         ("[network]\nupload_bytes_per_s = -1", "f: network.upload_bytes_per_s is at least 0, not -1"),
         ("[network]\nannounce = [1]", 'f: network.announce is a list of texts, like ["a", "b"]'),
+        (
+            '[training]\nprecision = "fp4"',
+            'f: training.precision is one of auto, fp32, bf16, fp8, int8, not "fp4"',
+        ),
+        ("[training]\nprecision = 8", "f: training.precision is a text in quotes, not 8"),
         (f'name = "{"x" * 33}"', "f: name has at most 32 printable characters"),
     ],
 )
@@ -80,3 +86,9 @@ def test_the_command_line_wins_and_none_is_not_given() -> None:
     assert config.network.port == 1
     with pytest.raises(BadInput, match="the command line: network.port is from 0"):
         override(config, {"network.port": -1})
+
+
+def test_the_precisions_are_those_that_the_kernels_know() -> None:
+    assert PRECISIONS == WISHES
+    for wish in WISHES:
+        assert parse_config(f'[training]\nprecision = "{wish}"'.encode(), "f").training.precision == wish

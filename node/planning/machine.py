@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import psutil
@@ -93,18 +94,17 @@ def _measured_flops_per_s(device: torch.device, found: Capabilities) -> float:
     size = PROBE_SIZE if device.type == "cpu" else 8 * PROBE_SIZE
     dtype = torch.bfloat16 if device.type != "cpu" and found.bf16 else torch.float32
     a = torch.ones(size, size, dtype=dtype, device=device)
-    return 2.0 * size**3 * _per_second(lambda: torch.mm(a, a), device)
+    return 2.0 * float(size**3) * _per_second(lambda: torch.mm(a, a), device)
 
 
 def _measured_bus_bytes_per_s(device: torch.device) -> float:
     host = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=device.type == "cuda")
     target = torch.empty_like(host, device=device)
-    return host.numel() * _per_second(lambda: target.copy_(host, non_blocking=True), device)
+    return float(host.numel()) * _per_second(lambda: target.copy_(host, non_blocking=True), device)
 
 
-def _per_second(call: object, device: torch.device) -> float:
+def _per_second(call: Callable[[], object], device: torch.device) -> float:
     """How often a call runs in a second, after one that does not count."""
-    assert callable(call)
     done, begin_s = -1, 0.0
     while done < 1 or time.perf_counter() - begin_s < PROBE_S:
         call()

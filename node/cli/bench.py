@@ -19,6 +19,7 @@ def build_app() -> typer.Typer:
     app.command("codec")(codec)
     app.command("fold")(fold)
     app.command("overhead")(overhead)
+    app.command("precision")(precision)
     return app
 
 
@@ -65,6 +66,18 @@ def overhead(as_json: options.Json = False) -> None:
     from tscale.node.bench.overhead import run_overhead_bench
 
     _show(run_overhead_bench(say=_say), as_json)
+
+
+def precision(as_json: options.Json = False) -> None:
+    """What bf16, fp8 and int8 cost in held-out loss beside float32, on a small trained model: some minutes."""
+    from tscale.node.bench.precision import run_precision_bench, table
+
+    result = run_precision_bench(say=_say)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    for line in table(result):
+        typer.echo(line)
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:

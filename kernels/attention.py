@@ -60,14 +60,15 @@ def window_attention(
 def attention_path(rule: ScoreRule, positions: int, documents: bool, device: str) -> str:
     """Which way sequences of `positions` tokens take on a kind of device.
 
-    `flex`: one fused kernel, on CUDA. `causal`: torch's fused kernel without a mask. `band`: blocks of one window.
-    `square`: torch's fused kernel with one small mask. `blocks`: blocks of queries with everything recomputed on the
-    way back.
+    `flex`: one fused kernel, on CUDA; it is compiled for a length, so short prompts do without. `causal`: torch's fused
+    kernel without a mask. `square`: the same with one small mask. `band`: blocks of one window. `blocks`: blocks of
+    queries with everything recomputed on the way back.
     """
-    if device == "cuda":
+    on_gpu = device == "cuda"
+    if on_gpu and positions > SQUARE_UP_TO:
         return "flex"
     if not documents and rule.slope == 0.0 and rule.window >= positions - 1:
         return "causal"
-    if BANDED_FROM_WINDOWS * rule.window <= positions and rule.window <= BANDED_UP_TO_WINDOW:
+    if not on_gpu and BANDED_FROM_WINDOWS * rule.window <= positions and rule.window <= BANDED_UP_TO_WINDOW:
         return "band"
     return "square" if positions <= SQUARE_UP_TO else "blocks"

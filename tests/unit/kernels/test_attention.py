@@ -112,6 +112,13 @@ def test_the_chosen_path_equals_the_naive_reference(path, positions, rule, cut):
     assert_equal(got, want, shape, 5e-5)
 
 
+def test_a_gpu_takes_the_fused_kernel_unless_the_context_is_short():
+    narrow, wide = ScoreRule(64, 0.5, 0.3), ScoreRule(2048, 0.0, 0.3)
+    for rule in (narrow, wide):
+        assert {attention_path(rule, 257, cut, "cuda") for cut in (False, True)} == {"flex"}
+    assert [attention_path(rule, 256, False, "cuda") for rule in (narrow, wide)] == ["square", "causal"]
+
+
 @pytest.mark.parametrize("cut", [block_attention, band_attention])
 def test_large_scores_neither_overflow_nor_vanish(cut):
     shape, rule = (1, 80), ScoreRule(20, 0.0, 15.0)

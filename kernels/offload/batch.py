@@ -1,8 +1,8 @@
-"""One batch on its way through the layers, all micro-batches through one layer before the next, there and back.
+"""One batch on its way through the layers, all micro-batches through one stage before the next, there and back.
 
-Between the layers only the boundary keeps something, or, where nothing is computed twice, autograd's graph of each
-layer. Every public method is a transaction: when it runs out of memory nothing of it has happened, and it starts again
-with micro-batches half as long; what was done before stays.
+A stage is a layer, or a few neighbours. Between stages only the boundary keeps something, or, where nothing is
+computed twice, autograd's graph of each stage. Every public method is a transaction: when it runs out of memory nothing
+of it has happened, and it starts again with micro-batches half as long; what was done before stays.
 
 Suffixes: B sequences, T positions, M = rows * T, D width, V vocabulary.
 """
@@ -24,6 +24,8 @@ from tscale.kernels.offload.errors import OutOfDeviceMemory, is_out_of_memory
 from tscale.kernels.offload.transfer import Pieces
 
 Result = TypeVar("Result")
+Layers = dict[int, BlockWeights]
+"""The weights of a stage's layers, by their number, in order."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def _gradient_key(index: int) -> Hashable:
 
 
 class BatchRun:
-    """The states of one batch. State `i` is what layer `i` reads; state L is what the head reads.
+    """The states of one batch. State `i` is what stage `i` reads, and with N stages state N is what the head reads.
 
     `ranges` are the micro-batches and `recompute` says how layers get their derivative; both may change when memory
     is short.
@@ -86,25 +88,25 @@ class BatchRun:
 
         self._transaction(work)
 
-    def layer(self, index: int, weights: BlockWeights) -> None:
+    def stage(self, index: int, layers: Layers) -> None:
         """State `index + 1`. With weights that require a gradient and without `recompute` the graph is kept."""
 
         def work() -> None:
             self._boundary.drop(index + 1)
-            keep = not self.recompute and weights.qc.requires_grad
+            keep = not self.recompute and next(iter(layers.values())).qc.requires_grad
             with closing(self._boundary.stream((index,), self.ranges)) as states:
                 for rows, (state_DM,) in states:
                     with torch.set_grad_enabled(keep):
                         start = leaf(state_DM) if keep else state_DM
-                        out = self._block(index, weights, start, rows)
+                        out = self._through(layers, start, rows)
                     if keep:
                         self._graphs[index, rows] = (start, out)
                     self._boundary.put(index + 1, rows, out.detach())
 
         self._transaction(work)
 
-    def loss(self, table_VD: torch.Tensor, layers: int) -> torch.Tensor:
-        """Mean cross-entropy in nats per token, on the device, from state `layers`.
+    def loss(self, table_VD: torch.Tensor, index: int) -> torch.Tensor:
+        """Mean cross-entropy in nats per token, on the device, from state `index`.
 
         When the table has a gradient buffer, that is set to the head's gradient and the states' gradients are kept.
         """
@@ -113,32 +115,32 @@ class BatchRun:
         def work() -> torch.Tensor:
             if table_VD.grad is not None:
                 table_VD.grad.zero_()
-            self._boundary.drop(_gradient_key(layers))
+            self._boundary.drop(_gradient_key(index))
             total = torch.zeros((), device=table_VD.device)
-            with closing(self._boundary.stream((layers,), self.ranges)) as states, torch.set_grad_enabled(train):
+            with closing(self._boundary.stream((index,), self.ranges)) as states, torch.set_grad_enabled(train):
                 for rows, (state_DM,) in states:
                     start = leaf(state_DM)
                     part = self._share(rows, self._cross_entropy(table_VD, start, rows))
                     total += part.detach()
                     if train:
                         part.backward()
-                        self._put_gradient(layers, rows, start)
+                        self._put_gradient(index, rows, start)
             return total
 
         return self._transaction(work)
 
-    def layer_backward(self, index: int, weights: BlockWeights) -> None:
+    def stage_backward(self, index: int, layers: Layers) -> None:
         """Set the gradient buffers of the weights, keep the gradient of state `index`, drop what is done with."""
 
         def work() -> None:
-            for weight in weights:
+            for weight in (weight for weights in layers.values() for weight in weights):
                 assert weight.grad is not None
                 weight.grad.zero_()
             self._boundary.drop(_gradient_key(index))
             keys = (index, _gradient_key(index + 1))
             with closing(self._boundary.stream(keys, self.ranges)) as states:
                 for rows, (state_DM, gradient_DM) in states:
-                    start, out = self._graphs.pop((index, rows), None) or self._again(index, weights, state_DM, rows)
+                    start, out = self._graphs.pop((index, rows), None) or self._again(layers, state_DM, rows)
                     torch.autograd.backward(out, gradient_DM)
                     del out
                     self._put_gradient(index, rows, start)
@@ -160,25 +162,27 @@ class BatchRun:
         self._transaction(work)
         self.close()
 
-    def last_logits(self, table_VD: torch.Tensor, layers: int) -> torch.Tensor:
-        """Logits [V] of the token after the last position of the last sequence."""
+    def last_logits(self, table_VD: torch.Tensor, index: int) -> torch.Tensor:
+        """Logits [V] of the token after the last position of the last sequence, from state `index`."""
         network = self.network
-        with closing(self._boundary.stream((layers,), self.ranges[-1:])) as states, torch.no_grad():
+        with closing(self._boundary.stream((index,), self.ranges[-1:])) as states, torch.no_grad():
             _, (state_DM,) = next(iter(states))
             return logits(network.cfg, table_VD, network.bias_V, state_DM)[-1]
 
     def _inputs(self, rows: range) -> torch.Tensor:
         return self._inputs_BT[rows.start : rows.stop]
 
-    def _block(self, index: int, weights: BlockWeights, state_DM: torch.Tensor, rows: range) -> torch.Tensor:
+    def _through(self, layers: Layers, state_DM: torch.Tensor, rows: range) -> torch.Tensor:
         network = self.network
         shape = (len(rows), self._inputs_BT.shape[1])
         run = BlockPass(network.cfg, network.tables, shape, product=network.product)
-        return block_forward(run, network.reaches[index], weights, state_DM)
+        for index, weights in layers.items():
+            state_DM = block_forward(run, network.reaches[index], weights, state_DM)
+        return state_DM
 
-    def _again(self, index: int, weights: BlockWeights, state_DM: torch.Tensor, rows: range) -> Pieces:
+    def _again(self, layers: Layers, state_DM: torch.Tensor, rows: range) -> Pieces:
         start = leaf(state_DM)
-        return start, self._block(index, weights, start, rows)
+        return start, self._through(layers, start, rows)
 
     def _cross_entropy(self, table_VD: torch.Tensor, state_DM: torch.Tensor, rows: range) -> torch.Tensor:
         network = self.network

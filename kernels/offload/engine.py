@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from tscale.kernels.block import BlockWeights
-from tscale.kernels.offload.batch import BatchRun, leaf
-from tscale.kernels.offload.pieces import TABLES, ModelPlaces, StagePlaces
+from tscale.kernels.offload.batch import BatchRun, Layers, leaf
+from tscale.kernels.offload.pieces import TABLES, ModelPlaces
 from tscale.kernels.offload.plan import OffloadPlan
 from tscale.kernels.offload.slots import Need, SlotPool
 from tscale.kernels.offload.transfer import Pieces, Ticket, Transfer
@@ -52,22 +52,27 @@ class LayerEngine:
         self._layers = SlotPool(transfer, plan.slots, stage_numel)
         self._ends = SlotPool(transfer, 1, places.table_numel)
         self._gradient = transfer.buffer(max(stage_numel, places.table_numel))
-        self._leaves: dict[int, BlockWeights] = {}
+        self._leaves: dict[int, Layers] = {}
         self._written: deque[tuple[tuple[int, ...], Ticket]] = deque()
 
     def forward(self, run: BatchRun, flat: torch.Tensor) -> torch.Tensor:
         """Bring a batch to the head without a gradient; the head's table, to be given back with `end`."""
-        self._layers.begin([self._weights_need(flat, stage) for stage in self._stages])
+        self._layers.begin([self._weights_need(flat, index) for index in range(len(self._stages))])
         self._ends.begin([self._table_need(flat, table) for table in TABLES])
         run.embed(self._ends.take("embed")[0])
         self._ends.release("embed")
-        for stage in self._stages:
-            weights = self._layers.take(("weights", stage.layers))
-            for place, index in enumerate(stage.layers):
-                run.layer(index, BlockWeights(*(piece[place] for piece in weights)))
-                run.forget(index)
-            self._layers.release(("weights", stage.layers))
+        for index, stage in enumerate(self._stages):
+            weights = self._layers.take(("weights", index))
+            split = zip(*(piece.unbind() for piece in weights), strict=True)
+            run.stage(index, {layer: BlockWeights(*own) for layer, own in zip(stage.layers, split, strict=True)})
+            self._layers.release(("weights", index))
+            run.forget(index)
         return self._ends.take("head")[0]
+
+    @property
+    def stages(self) -> int:
+        """How many there are; the head reads the state of this number."""
+        return len(self._stages)
 
     def end(self, run: BatchRun) -> None:
         """After `forward`."""
@@ -82,16 +87,16 @@ class LayerEngine:
             self._ends.begin([self._table_need(flat, table) for table in ("embed", "head", "embed")])
             self._forward(run)
             head_VD = self._ends.take("head")[0]
-            loss = float(run.loss(leaf(head_VD, self._table_gradient()), self._count))
+            loss = float(run.loss(leaf(head_VD, self._table_gradient()), len(self._stages)))
             if not math.isfinite(loss):
                 self._layers.abandon()
                 self._ends.abandon()
                 return loss
-            run.forget(self._count)
+            run.forget(len(self._stages))
             optimizer.adam_steps += 1
             self._update_table("head", flat, optimizer, rates)
-            for stage in reversed(self._stages):
-                self._backward(run, stage, flat, optimizer, rates)
+            for index in reversed(range(len(self._stages))):
+                self._backward(run, index, flat, optimizer, rates)
             run.embed_backward(leaf(self._ends.take("embed")[0], self._table_gradient()))
             self._update_table("embed", flat, optimizer, rates)
             return loss
@@ -104,35 +109,29 @@ class LayerEngine:
     def _forward(self, run: BatchRun) -> None:
         run.embed(self._ends.take("embed")[0])
         self._ends.release("embed")
-        for number, stage in enumerate(self._stages):
-            weights = self._layers.take(("weights", stage.layers))
-            gradients = stage.packed(self._gradient)
-            for place, index in enumerate(stage.layers):
-                self._leaves[index] = _leaves(weights, gradients, place)
-                run.layer(index, self._leaves[index])
-            if number < len(self._stages) - self._kept:
-                self._layers.release(("weights", stage.layers))
-                for index in stage.layers:
-                    del self._leaves[index]
+        for index in range(len(self._stages)):
+            layers = self._leaves_of(index, self._layers.take(("weights", index)))
+            run.stage(index, layers)
+            if index < len(self._stages) - self._kept:
+                self._layers.release(("weights", index))
+            else:
+                self._leaves[index] = layers
 
-    def _backward(
-        self, run: BatchRun, stage: StagePlaces, flat: torch.Tensor, optimizer: HostOptimizer, rates: Rates
-    ) -> None:
-        weights, gradients = self._layers.take(("weights", stage.layers)), stage.packed(self._gradient)
-        for place, index in reversed(list(enumerate(stage.layers))):
-            if index not in self._leaves:
-                self._leaves[index] = _leaves(weights, gradients, place)
-            run.layer_backward(index, self._leaves.pop(index))
-        momentum = self._layers.take(("momentum", stage.layers))
+    def _backward(self, run: BatchRun, index: int, flat: torch.Tensor, optimizer: HostOptimizer, rates: Rates) -> None:
+        stage, weights = self._stages[index], self._layers.take(("weights", index))
+        if index not in self._leaves:
+            self._leaves[index] = self._leaves_of(index, weights)
+        run.stage_backward(index, self._leaves.pop(index))
+        momentum = self._layers.take(("momentum", index))
         leaving = None
         if self._finite(len(stage.layers) * self._places.layer_numel):
             self._begin_update(optimizer, *stage.layers)
-            self._update.apply(weights, gradients, momentum, rates.muon)
+            self._update.apply(weights, stage.packed(self._gradient), momentum, rates.muon)
             hosts = (*stage.views(flat), *stage.momentum_views(optimizer.momentum))
             leaving = self._transfer.to_host((*weights, *momentum), hosts)
             self._wrote(tuple(stage.layers), leaving, optimizer)
-        self._layers.release(("weights", stage.layers), leaving)
-        self._layers.release(("momentum", stage.layers), leaving)
+        self._layers.release(("weights", index), leaving)
+        self._layers.release(("momentum", index), leaving)
 
     def _update_table(self, table: str, flat: torch.Tensor, optimizer: HostOptimizer, rates: Rates) -> None:
         """AdamW in parts that fit a layer's slot, on the table that is in the ends' slot."""
@@ -181,8 +180,17 @@ class LayerEngine:
     def _table_gradient(self) -> torch.Tensor:
         return self._gradient[: self._places.table_numel].view(self._places.table_shape)
 
-    def _weights_need(self, flat: torch.Tensor, stage: StagePlaces) -> Need:
-        return Need(("weights", stage.layers), stage.views(flat))
+    def _leaves_of(self, index: int, weights: Pieces) -> Layers:
+        """A stage's matrices by layer, to be differentiated into the gradient's buffer."""
+        stage = self._stages[index]
+        gradients = stage.packed(self._gradient)
+        return {
+            layer: BlockWeights(*(leaf(w[place], g[place]) for w, g in zip(weights, gradients, strict=True)))
+            for place, layer in enumerate(stage.layers)
+        }
+
+    def _weights_need(self, flat: torch.Tensor, index: int) -> Need:
+        return Need(("weights", index), self._stages[index].views(flat))
 
     def _table_need(self, flat: torch.Tensor, table: str) -> Need:
         return Need(table, (flat[self._places.tables[table]].view(self._places.table_shape),))
@@ -198,14 +206,9 @@ class LayerEngine:
         return needs
 
     def _training_needs(self, flat: torch.Tensor, optimizer: HostOptimizer) -> list[Need]:
-        needs = [self._weights_need(flat, stage) for stage in self._stages]
-        needs += [need for _, need in self._moment_needs(optimizer, "head")]
-        for stage in reversed(self._stages):
+        weights = [self._weights_need(flat, index) for index in range(len(self._stages))]
+        needs = [*weights, *(need for _, need in self._moment_needs(optimizer, "head"))]
+        for index, stage in reversed(list(enumerate(self._stages))):
             momentum = stage.momentum_views(optimizer.momentum)
-            needs += [self._weights_need(flat, stage), Need(("momentum", stage.layers), momentum)]
+            needs += [weights[index], Need(("momentum", index), momentum)]
         return needs + [need for _, need in self._moment_needs(optimizer, "embed")]
-
-
-def _leaves(weights: Pieces, gradients: Pieces, place: int) -> BlockWeights:
-    """The matrices of one layer of a stage, to be differentiated into the gradient's pieces."""
-    return BlockWeights(*(leaf(w[place], g[place]) for w, g in zip(weights, gradients, strict=True)))

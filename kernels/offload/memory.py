@@ -1,7 +1,8 @@
 """What a step of an OffloadTrainer moves and holds, in bytes, as a function of sizes alone.
 
-The planner decides with it, and the tests measure it. L layers, W the bytes of one layer's matrices, E those of a
-table (vocabulary * width), S the bytes of one boundary state of the whole batch (rows * context * width).
+The planner decides with it, and the tests measure it. L layers in N stages, W the bytes of one layer's
+matrices, E those of a table (vocabulary * width), S the bytes of one boundary state of the whole batch (rows * context
+* width).
 
 What the layers themselves take while they compute is not written down a second time here: `footprint` runs the
 layers' own code on tensors without contents.
@@ -65,15 +66,16 @@ def step_traffic(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape) -> StepT
 
     In: weights forward, weights of the layers that were not kept, momentum; embedding, head, embedding again, and two
     moments of both. Out: weights and momentum; tables and moments. With boundary activations on the host, in: what
-    every layer and the head read, state and gradient of every layer going back, the embedding's gradient. Out: states
-    0 to L and their gradients.
+    every stage and the head read, state and gradient of every stage going back, the embedding's gradient. Out: states
+    0 to N and their gradients.
     """
     layers, w, e, s = cfg.layers, layer_bytes(cfg), table_bytes(cfg), state_bytes(cfg, shape)
+    stages = len(plan.stages(layers))
     to_device = w * (3 * layers - plan.kept_layers(layers)) + e * (3 + 4)
     to_host = w * 2 * layers + e * (2 + 4)
     if plan.boundary == "host":
-        to_device += s * ((layers + 1) + (2 * layers + 1))
-        to_host += s * 2 * (layers + 1)
+        to_device += s * ((stages + 1) + (2 * stages + 1))
+        to_host += s * 2 * (stages + 1)
     return StepTraffic(to_device, to_host)
 
 
@@ -92,12 +94,12 @@ class HostMemory:
 
 
 def host_memory(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape) -> HostMemory:
-    """Weights; momentum of the matrices and two moments of the tables; L + 2 boundary states where they are kept here.
+    """Weights; momentum of the matrices and two moments of the tables; N + 2 boundary states where they are kept here.
 
-    L + 2: states 0 to L and the gradient of the last; going back, a gradient takes the place of a state.
+    N + 2: states 0 to N and the gradient of the last; going back, a gradient takes the place of a state.
     """
     matrices, tables = cfg.layers * layer_bytes(cfg), 2 * table_bytes(cfg)
-    boundary = (cfg.layers + 2) * state_bytes(cfg, shape) if plan.boundary == "host" else 0
+    boundary = (len(plan.stages(cfg.layers)) + 2) * state_bytes(cfg, shape) if plan.boundary == "host" else 0
     return HostMemory(matrices + tables, matrices + 2 * tables, boundary)
 
 
@@ -173,30 +175,26 @@ def _stages(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape, works: _Layer
         # what is being made lacks the part that is computed now, which the work counts
         return states * s + (s - part if making else 0)
 
-    reaches, layers = layer_reaches(cfg), cfg.layers
-    stage = min(plan.stage_layers, layers)
-    graphs = dict.fromkeys(reaches, 0)
+    kinds = [tuple(layer_reaches(cfg)[index] for index in stage) for stage in plan.stages(cfg.layers)]
+    size, number = len(kinds[0]), len(kinds)
+    graphs = dict.fromkeys(kinds, 0)
     if not plan.recompute:
-        graphs = {reach: count * (works.layer(reach, "graph").kept_bytes - part) for reach in graphs}
-    kept = sum(graphs[reach] for reach in reaches)
+        graphs = {kind: count * (works.stage(kind, "graph").kept_bytes - part) for kind in graphs}
+    kept = sum(graphs[kind] for kind in kinds)
     stages = [
-        _Stage("head", works.head().peak_bytes, boundary(layers + 1, making=True), kept),
+        _Stage("head", works.head().peak_bytes, boundary(number + 1, making=True), kept),
         _Stage("embedding", works.embedding().peak_bytes, boundary(1)),
-        _Stage("update of a layer", works.update(stage).peak_bytes, boundary(layers), kept),
-        _Stage(
-            "update of a table",
-            works.table_update(stage).peak_bytes,
-            boundary(layers + 1),
-            kept,
-        ),
+        _Stage("update of a stage", works.update(size).peak_bytes, boundary(number), kept),
+        _Stage("update of a table", works.table_update(size).peak_bytes, boundary(number + 1), kept),
     ]
-    for reach in graphs:
-        # the last layer of a kind finds the most
-        last = max(index for index in range(layers) if reaches[index] == reach)
-        before = sum(graphs[other] for other in reaches[: last + 1]) - graphs[reach] // count
-        forward = works.layer(reach, "forward" if plan.recompute else "graph").peak_bytes
-        backward = works.layer(reach, "backward").peak_bytes
-        name = f"layer with a window of {reach.window}"
+    for kind in graphs:
+        # the last stage of a kind finds the most
+        last = max(index for index in range(number) if kinds[index] == kind)
+        before = sum(graphs[other] for other in kinds[: last + 1]) - graphs[kind] // count
+        forward = works.stage(kind, "forward" if plan.recompute else "graph").peak_bytes
+        backward = works.stage(kind, "backward").peak_bytes
+        windows = "layers with windows of" if len(kind) > 1 else "layer with a window of"
+        name = f"{windows} {', '.join(str(window) for window in sorted({reach.window for reach in kind}))}"
         stages.append(_Stage(f"{name}, forward", forward, boundary(last + 1, making=True), before))
         stages.append(_Stage(f"{name}, backward", backward, boundary(last + 2, making=True), before))
     return stages
@@ -213,34 +211,23 @@ class _LayerWorks:
         self._tokens = micro.rows * micro.context
 
     def constant_bytes(self) -> int:
-        """Angles and attention biases."""
+        """The blocks' tables."""
+        return footprint(lambda: None, lambda _: self._pass().tables).kept_bytes
 
-        def work(_: None) -> BlockTables:
-            run, states = self._pass(), self._state()
-            for reach in set(layer_reaches(self.cfg)):
-                with torch.no_grad():
-                    block_forward(run, reach, self._weights(), states)
-            return run.tables
+    def stage(self, kind: tuple[LayerReach, ...], how: str) -> Footprint:
+        """One stage: "forward" only, with its "graph" kept, or computed again and "backward"."""
 
-        return footprint(lambda: None, work).kept_bytes
+        def prepare() -> tuple[BlockPass, list[BlockWeights], torch.Tensor, torch.Tensor]:
+            leaves = [BlockWeights(*(leaf(w, torch.empty_like(w)) for w in self._weights())) for _ in kind]
+            return self._pass(), leaves, self._state(), self._state()
 
-    def layer(self, reach: LayerReach, how: str) -> Footprint:
-        """One layer: "forward" only, with its "graph" kept, or computed again and "backward"."""
-
-        def prepare() -> tuple[BlockPass, BlockWeights, torch.Tensor, torch.Tensor]:
-            run, weights = self._pass(), self._weights()
-            with torch.no_grad():
-                block_forward(run, reach, weights, self._state())
-            leaves = BlockWeights(*(leaf(weight, torch.empty_like(weight)) for weight in weights))
-            return run, leaves, self._state(), self._state()
-
-        def work(given: tuple[BlockPass, BlockWeights, torch.Tensor, torch.Tensor]) -> object:
+        def work(given: tuple[BlockPass, list[BlockWeights], torch.Tensor, torch.Tensor]) -> object:
             run, leaves, state_DM, gradient_DM = given
-            if how == "forward":
-                with torch.no_grad():
-                    return block_forward(run, reach, leaves, state_DM)
-            start = leaf(state_DM)
-            out = block_forward(run, reach, leaves, start)
+            with torch.set_grad_enabled(how != "forward"):
+                start = leaf(state_DM)
+                out = start
+                for reach, weights in zip(kind, leaves, strict=True):
+                    out = block_forward(run, reach, weights, out)
             if how == "backward":
                 torch.autograd.backward(out, gradient_DM)
                 return start.grad
@@ -287,8 +274,10 @@ class _LayerWorks:
         return Footprint(2 * size * FLOAT_BYTES, 0)
 
     def _pass(self) -> BlockPass:
-        shape = (self.micro.rows, self.micro.context)
-        return BlockPass(self.cfg, BlockTables(self.cfg), shape, product=self._product)
+        tables = BlockTables(self.cfg)
+        if any(reach.window > 1 for reach in layer_reaches(self.cfg)):
+            tables.rope(self.micro.context + 1)
+        return BlockPass(self.cfg, tables, (self.micro.rows, self.micro.context), product=self._product)
 
     def _weights(self) -> BlockWeights:
         return BlockWeights(*(torch.empty(shape) for shape in self._places.layers[0].shapes))

@@ -11,12 +11,12 @@ PLACES = ("device", "host")
 class OffloadPlan:
     """Choices that change memory and traffic, not the mathematics.
 
-    `slots` hold the matrices or the momentum of one stage each. A stage is one layer, or `stage_layers` neighbours
-    that move and are updated together: fewer and larger operations, where layers are small. Two slots are enough, from
-    four on all copies run beside the computation, and with two more than there are stages every weight is copied once
-    a step. `micro_rows` sequences go through a layer at a time. `boundary` says where the activations between layers
-    wait: "host" or "device". `recompute` keeps only those and computes a layer again in the backward pass; without it
-    all stages must be resident. Raises ValueError.
+    A stage is one layer, or `stage_layers` neighbours that move, are computed again and are updated together: fewer
+    and larger operations and fewer boundaries where layers are small. `slots` hold the matrices or the momentum of one
+    stage each. Two are enough, from four on all copies run beside the computation, and with two more than there are
+    stages every weight is copied once a step. `micro_rows` sequences go through a stage at a time. `boundary` says
+    where the activations between stages wait: "host" or "device". `recompute` keeps only those and computes a stage
+    again in the backward pass; without it all stages must be resident. Raises ValueError.
     """
 
     slots: int

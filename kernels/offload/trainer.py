@@ -1,18 +1,19 @@
 """Inner training with weights and optimizer state in host memory: the same interface and state as InnerTrainer.
 
-A few layers' weights are on the device at a time. Backward updates a layer as soon as its gradient is complete, and
-its weights and its momentum go back to host memory.
+A few layers' weights are on the device at a time. Backward updates a stage (a layer, or a few) as soon as its gradient
+is complete, and its weights and its momentum go back to host memory.
 
-Bytes a step, with `K = plan.kept_layers(L)`, W the bytes of a layer's matrices and E those of a table (V*D):
+Bytes a step, with W the bytes of one layer's matrices, E those of a table (V*D), and L layers, of which
+`K = plan.kept_layers(L)` stay from forward to backward:
 
     to the device   W * (L + (L - K) + L)       weights forward, weights backward, momentum
                   + E * (3 + 4)                 embedding, head, embedding again; two moments of both
     to the host     W * 2L + E * (2 + 4)        weights and momentum; tables and moments
 
-and with boundary activations on the host, S the bytes of one state of the whole batch (rows * T * D):
+and with boundary activations on the host, N stages, and S the bytes of one state of the whole batch (rows * T * D):
 
-    to the device   S * (L + 1) + S * (2L + 1)  layers and head; state and gradient of every layer, gradient of embed
-    to the host     S * (L + 1) + S * (L + 1)   states 0 to L, and their gradients
+    to the device   S * (N + 1) + S * (2N + 1)  stages and head; state and gradient of every stage, gradient of embed
+    to the host     S * (N + 1) + S * (N + 1)   states 0 to N, and their gradients
 
 `tscale.kernels.offload.memory` has it as functions. Tokens are not counted.
 """
@@ -67,7 +68,7 @@ class OffloadTrainer:
 
     Raises:
         ValueError: the plan does not fit the model.
-        OutOfDeviceMemory: one sequence does not fit. Layers behind the one that failed have had their step.
+        OutOfDeviceMemory: one sequence does not fit. Stages behind the one that failed have had their step.
         DeviceLost: the same may be true; start again from a checkpoint.
     """
 
@@ -105,7 +106,7 @@ class OffloadTrainer:
 
     @property
     def skipped_updates(self) -> int:
-        """How many layers and tables kept their weights and momentum, because their gradient was not finite."""
+        """How many stages and tables kept their weights and momentum, because their gradient was not finite."""
         return self._engine.skipped_updates
 
     def step(self, tokens: np.ndarray, lr_scale: float) -> float:
@@ -136,7 +137,7 @@ class OffloadTrainer:
                 part = tokens[start : start + group]
                 run = self._run(part, micro_rows, DeviceBoundary(positions))
                 head_VD = self._engine.forward(run, torch.from_numpy(flat))
-                total += float(run.loss(head_VD, self.model_cfg.layers)) * part.shape[0]
+                total += float(run.loss(head_VD, self._engine.stages)) * part.shape[0]
                 self._engine.end(run)
         return total / tokens.shape[0]
 
@@ -171,7 +172,7 @@ class OffloadTrainer:
         # a run reads all but the last of its tokens, which is a target
         run = self._run(np.append(seen, 0)[None], 1, DeviceBoundary(seen.size))
         head_VD = self._engine.forward(run, torch.from_numpy(flat))
-        logits_V = run.last_logits(head_VD, self.model_cfg.layers).cpu()
+        logits_V = run.last_logits(head_VD, self._engine.stages).cpu()
         self._engine.end(run)
         return logits_V
 

@@ -34,7 +34,7 @@ def _one_thread():
         (WIDE, OffloadPlan(2, 2, "host"), StepShape(6, 512), "backward"),
         (WIDE, OffloadPlan(4, 1, "device"), StepShape(4, 512), "backward"),
         (WIDE, OffloadPlan(7, 2, "device", recompute=False), StepShape(4, 256), "head"),
-        (WIDE, OffloadPlan(2, 1, "host", stage_layers=4), StepShape(1, 8), "update of a layer"),
+        (WIDE, OffloadPlan(2, 1, "host", stage_layers=4), StepShape(1, 8), "update of a stage"),
         (VERBOSE, OffloadPlan(3, 1, "host"), StepShape(3, 256), "head"),
     ],
     ids=["long", "resident states", "graphs", "short", "vocabulary"],

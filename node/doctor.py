@@ -163,6 +163,7 @@ def check_precision(wish: str) -> Verdict:
 def check_gpu() -> Verdict:
     """Which GPU there is, and the fastest precision that is right on it."""
     from tscale.kernels.precision.capabilities import probe
+    from tscale.kernels.precision.select import int8_is_faster
     from tscale.kernels.precision.selftest import choose
 
     machine = probe()
@@ -171,7 +172,8 @@ def check_gpu() -> Verdict:
     precision, _ = choose(machine)
     if precision.steps:
         return Verdict("gpu", "warn", precision.text, _SLOWER)
-    return Verdict("gpu", "ok", precision.text)
+    hint = '; precision = "int8" may be faster' if int8_is_faster(machine) else ""
+    return Verdict("gpu", "ok", precision.text + hint)
 
 
 def check_codec() -> Verdict:

@@ -8,6 +8,9 @@ LARGEST = 127
 _EXACT_FLOAT32_TERMS = (1 << 24) // (LARGEST * LARGEST)
 """So many products of two int8 codes add up to whole numbers that float32 holds, in any order."""
 
+_CUDA_LEAST_ROWS = 17
+"""`torch._int_mm` refuses fewer."""
+
 
 def int8_forward(weight_NK: torch.Tensor, x_KM: torch.Tensor) -> torch.Tensor:
     """`weight @ x` in float32 [N, M] with both operands rounded to int8. Values that are not finite stay visible."""
@@ -29,7 +32,7 @@ def quantise_int8(x: torch.Tensor, axis: int | None = None) -> tuple[torch.Tenso
 
 def int8_mm(left_NK: torch.Tensor, right_KM: torch.Tensor) -> torch.Tensor:
     """The exact product of two int8 matrices, in whole numbers: int32, or a float type that holds them."""
-    if left_NK.device.type == "cuda":
+    if left_NK.device.type == "cuda" and left_NK.shape[0] >= _CUDA_LEAST_ROWS:
         # the matrix units want the right side column-major
         return torch._int_mm(left_NK.contiguous(), right_KM.t().contiguous().t())
     exact = torch.float32 if left_NK.shape[1] <= _EXACT_FLOAT32_TERMS else torch.float64

@@ -4,27 +4,18 @@ The planner decides with it, and the tests measure it. L layers in N stages, W t
 matrices, E those of a table (vocabulary * width), S the bytes of one boundary state of the whole batch (rows * context
 * width).
 
-What the layers themselves take while they compute is not written down a second time here: `footprint` runs the
-layers' own code on tensors without contents.
+What the layers themselves take while they compute is not written down a second time here: `works` runs the layers' own
+code on tensors without contents.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-
-from tscale.kernels.block import BlockPass, BlockTables, BlockWeights, Product, block_forward, embed, logits
-from tscale.kernels.model_config import LayerReach, ModelConfig, layer_parameters, layer_reaches
-from tscale.kernels.muon import MuonRule
-from tscale.kernels.offload.batch import leaf
-from tscale.kernels.offload.footprint import Footprint, footprint
-from tscale.kernels.offload.pieces import model_places
+from tscale.kernels.block import Product
+from tscale.kernels.model_config import ModelConfig, layer_parameters, layer_reaches
 from tscale.kernels.offload.plan import OffloadPlan
-from tscale.kernels.offload.transfer import Pieces
-from tscale.kernels.offload.update import LayerUpdate
-from tscale.kernels.polar import polar_rule
+from tscale.kernels.offload.works import LayerWorks, Works
 
 FLOAT_BYTES = 4
 TOKEN_BYTES = 8
@@ -140,15 +131,19 @@ class _Stage:
 
 
 def device_memory(
-    cfg: ModelConfig, plan: OffloadPlan, shape: StepShape, product: Product | None = None
+    cfg: ModelConfig,
+    plan: OffloadPlan,
+    shape: StepShape,
+    product: Product | None = None,
+    works: Works | None = None,
 ) -> DeviceMemory:
-    """The peak of one step; takes about a second. `product` must work on tensors without contents.
+    """The peak of one step. `product` must work on tensors without contents.
 
-    The device's own overhead (context, libraries, fragmentation) is not in it.
+    The device's own overhead (context, libraries, fragmentation) is not in it. This takes a second, or with long
+    micro-batches several; `works` of the plan's micro-batch, found before, save that.
     """
     plan.check(cfg.layers)
-    micro = StepShape(min(plan.micro_rows, shape.rows), shape.context)
-    works = _LayerWorks(cfg, micro, product)
+    works = LayerWorks(cfg, (min(plan.micro_rows, shape.rows), shape.context), product) if works is None else works
     peak = max(_stages(cfg, plan, shape, works), key=lambda stage: stage.total_bytes)
     w, e = min(plan.stage_layers, cfg.layers) * layer_bytes(cfg), table_bytes(cfg)
     tokens = shape.rows * (shape.context + 1) * TOKEN_BYTES
@@ -164,9 +159,9 @@ def device_memory(
     )
 
 
-def _stages(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape, works: _LayerWorks) -> list[_Stage]:
-    s, part = state_bytes(cfg, shape), state_bytes(cfg, works.micro)
-    count = -(-shape.rows // works.micro.rows)
+def _stages(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape, works: Works) -> list[_Stage]:
+    s, part = state_bytes(cfg, shape), state_bytes(cfg, StepShape(*works.micro))
+    count = -(-shape.rows // works.micro[0])
 
     def boundary(states: int, making: bool = False) -> int:
         if plan.boundary == "host":
@@ -198,96 +193,3 @@ def _stages(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape, works: _Layer
         stages.append(_Stage(f"{name}, forward", forward, boundary(last + 1, making=True), before))
         stages.append(_Stage(f"{name}, backward", backward, boundary(last + 2, making=True), before))
     return stages
-
-
-class _LayerWorks:
-    """The footprints of everything a micro-batch meets."""
-
-    def __init__(self, cfg: ModelConfig, micro: StepShape, product: Product | None) -> None:
-        self.cfg = cfg
-        self.micro = micro
-        self._product = product
-        self._places = model_places(cfg)
-        self._tokens = micro.rows * micro.context
-
-    def constant_bytes(self) -> int:
-        """The blocks' tables."""
-        return footprint(lambda: None, lambda _: self._pass().tables).kept_bytes
-
-    def stage(self, kind: tuple[LayerReach, ...], how: str) -> Footprint:
-        """One stage: "forward" only, with its "graph" kept, or computed again and "backward"."""
-
-        def prepare() -> tuple[BlockPass, list[BlockWeights], torch.Tensor, torch.Tensor]:
-            leaves = [BlockWeights(*(leaf(w, torch.empty_like(w)) for w in self._weights())) for _ in kind]
-            return self._pass(), leaves, self._state(), self._state()
-
-        def work(given: tuple[BlockPass, list[BlockWeights], torch.Tensor, torch.Tensor]) -> object:
-            run, leaves, state_DM, gradient_DM = given
-            with torch.set_grad_enabled(how != "forward"):
-                start = leaf(state_DM)
-                out = start
-                for reach, weights in zip(kind, leaves, strict=True):
-                    out = block_forward(run, reach, weights, out)
-            if how == "backward":
-                torch.autograd.backward(out, gradient_DM)
-                return start.grad
-            return start, out
-
-        return footprint(prepare, work)
-
-    def head(self) -> Footprint:
-        """Logits, loss and their derivative."""
-
-        def work(given: tuple[torch.Tensor, ...]) -> object:
-            table_VD, bias_V, state_DM, targets_M = given
-            start = leaf(state_DM)
-            F.cross_entropy(logits(self.cfg, table_VD, bias_V, start), targets_M).backward()
-            return start.grad
-
-        return footprint(lambda: (self._table(), torch.empty(self.cfg.vocab), self._state(), self._ids()), work)
-
-    def embedding(self) -> Footprint:
-        """The derivative of the embedding."""
-
-        def work(given: tuple[torch.Tensor, ...]) -> object:
-            table_VD, gradient_DM, tokens_M = given
-            return torch.autograd.backward(embed(table_VD, tokens_M), gradient_DM)
-
-        return footprint(lambda: (self._table(), self._state(), self._ids()), work)
-
-    def update(self, layers: int) -> Footprint:
-        """Muon on one stage."""
-        update = LayerUpdate(self.cfg, self._places, MuonRule(0.9, 0.0, polar_rule("cpu")))
-
-        def stage() -> Pieces:
-            return tuple(torch.empty(layers, *shape) for shape in self._places.layers[0].shapes)
-
-        def work(given: tuple[Pieces, Pieces, Pieces]) -> None:
-            with torch.no_grad():
-                update.apply(*given, lr=1e-3)
-
-        return footprint(lambda: (stage(), stage(), stage()), work)
-
-    def table_update(self, layers: int) -> Footprint:
-        """AdamW on as much of a table as two halves of a slot hold moments for."""
-        size = min(self._places.table_numel, layers * self._places.layer_numel // 2)
-        return Footprint(2 * size * FLOAT_BYTES, 0)
-
-    def _pass(self) -> BlockPass:
-        tables = BlockTables(self.cfg)
-        if any(reach.window > 1 for reach in layer_reaches(self.cfg)):
-            tables.rope(self.micro.context + 1)
-        return BlockPass(self.cfg, tables, (self.micro.rows, self.micro.context), product=self._product)
-
-    def _weights(self) -> BlockWeights:
-        return BlockWeights(*(torch.empty(shape) for shape in self._places.layers[0].shapes))
-
-    def _table(self) -> torch.Tensor:
-        table_VD = torch.empty(self._places.table_shape)
-        return leaf(table_VD, torch.empty_like(table_VD))
-
-    def _state(self) -> torch.Tensor:
-        return torch.empty(self.cfg.width, self._tokens)
-
-    def _ids(self) -> torch.Tensor:
-        return torch.zeros(self._tokens, dtype=torch.int64)

@@ -15,6 +15,7 @@ from tscale.kernels.offload.footprint import footprint
 from tscale.kernels.offload.memory import StepShape, device_memory, host_memory
 from tscale.kernels.offload.plan import OffloadPlan
 from tscale.kernels.offload.trainer import OffloadParts, OffloadTrainer
+from tscale.kernels.offload.works import AffineWorks
 
 WIDE = ModelConfig("tscale", 64, 2, 32, 5, 300, 256, 1)
 VERBOSE = ModelConfig("tscale", 32, 2, 16, 4, 64, 8000, 1)
@@ -64,3 +65,10 @@ def test_a_footprint_counts_what_is_alive_and_not_what_was_given() -> None:
 
     found = footprint(lambda: torch.empty(1000), work)
     assert (found.peak_bytes, found.kept_bytes) == (2 * 4000, 4000)
+
+
+@pytest.mark.parametrize("plan", [OffloadPlan(3, 3, "host"), OffloadPlan(7, 5, "device", recompute=False)], ids=str)
+def test_micro_batches_of_any_size_follow_from_those_of_one_and_two_sequences(plan: OffloadPlan) -> None:
+    shape = StepShape(10, 48)
+    works = AffineWorks(WIDE, shape.context)
+    assert device_memory(WIDE, plan, shape, works=works.at(plan.micro_rows)) == device_memory(WIDE, plan, shape)

@@ -51,7 +51,10 @@ def any_finite_bits(numel: int) -> np.ndarray:
 
 
 def ties(numel: int) -> np.ndarray:
-    return (np.random.default_rng(5).integers(-3, 4, numel) / 8).astype(np.float32)
+    """Of values whose last bit is one, so that a limit that is off by that bit takes too many."""
+    values = np.random.default_rng(5).integers(-2, 3, numel).astype(np.float32) * np.float32(0.1)
+    assert np.abs(values).max().view(np.int32) % 2
+    return values
 
 
 def few(numel: int) -> np.ndarray:

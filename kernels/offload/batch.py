@@ -129,13 +129,11 @@ class BatchRun:
 
         return self._transaction(work)
 
-    def stage_backward(self, index: int, layers: Layers) -> None:
-        """Set the gradient buffers of the weights, keep the gradient of state `index`, drop what is done with."""
+    def stage_backward(self, index: int, layers: Layers, gradient: torch.Tensor) -> None:
+        """Set `gradient`, the buffer of all weights of the stage; keep that of state `index`; drop what is done with."""
 
         def work() -> None:
-            for weight in (weight for weights in layers.values() for weight in weights):
-                assert weight.grad is not None
-                weight.grad.zero_()
+            gradient.zero_()
             self._boundary.drop(_gradient_key(index))
             keys = (index, _gradient_key(index + 1))
             with closing(self._boundary.stream(keys, self.ranges)) as states:

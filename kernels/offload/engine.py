@@ -121,10 +121,11 @@ class LayerEngine:
         stage, weights = self._stages[index], self._layers.take(("weights", index))
         if index not in self._leaves:
             self._leaves[index] = self._leaves_of(index, weights)
-        run.stage_backward(index, self._leaves.pop(index))
+        numel = len(stage.layers) * self._places.layer_numel
+        run.stage_backward(index, self._leaves.pop(index), self._gradient[:numel])
         momentum = self._layers.take(("momentum", index))
         leaving = None
-        if self._finite(len(stage.layers) * self._places.layer_numel):
+        if self._finite(numel):
             self._begin_update(optimizer, *stage.layers)
             self._update.apply(weights, stage.packed(self._gradient), momentum, rates.muon)
             hosts = (*stage.views(flat), *stage.momentum_views(optimizer.momentum))

@@ -20,6 +20,7 @@ def build_app() -> typer.Typer:
     app.command("fold")(fold)
     app.command("overhead")(overhead)
     app.command("precision")(precision)
+    app.command("step")(step)
     return app
 
 
@@ -78,6 +79,18 @@ def precision(as_json: options.Json = False) -> None:
         return
     for line in table(result):
         typer.echo(line)
+
+
+def step(
+    model: Annotated[str, typer.Option("--model", help="What is trained.")] = "tiny",
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in a step.")] = 8,
+    context: Annotated[int, typer.Option("--context", min=2, help="Tokens in a sequence.")] = 256,
+    as_json: options.Json = False,
+) -> None:
+    """Time of a training step, beside the same model in a plain PyTorch loop, and of the layer-major path."""
+    from tscale.node.bench.step import StepSize, run_step_bench
+
+    _show(run_step_bench(StepSize(model, batch, context)), as_json)
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:

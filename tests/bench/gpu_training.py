@@ -112,7 +112,8 @@ def overlap(resident: dict[str, Any], offloaded: dict[str, Any], bus_bytes_per_s
 def compare(work: Work) -> dict[str, Any]:
     """All of RUNS on the card from equal parameters, and the overlap of the last. Needs CUDA."""
     layout = model_layout(work.model)
-    need = layout.numel * 4 * 4  # parameters, their copy, momentum, the tables' moments
+    boundary = 2 * work.rows * work.context * work.model.width * (work.model.layers + 1)
+    need = 4 * (4 * layout.numel + boundary)  # parameters, their copy, momentum, moments; states and their gradients
     if need > psutil.virtual_memory().available:
         return {"error": f"needs {need >> 30} GiB of main memory"}
     start = torch.empty(layout.numel).normal_(0, 0.5, generator=torch.Generator().manual_seed(0)).numpy()

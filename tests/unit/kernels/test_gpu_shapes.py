@@ -3,16 +3,27 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
+from tscale.kernels.codec import Rung, encode
 from tscale.kernels.gpu import ShapeError, block_product, encode_e4m3, quantize_dual, quantize_weight
+from tscale.kernels.layout import Layout, TensorSpec
 
 
 def test_importing_the_package_and_the_back_end_imports_no_triton():
     code = "import sys, tscale.kernels.gpu.backend, tscale.kernels.gpu.delta; print('triton' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_encoder_raises_and_takes_nothing():
+    residual = np.ones(5000, dtype=np.float32)
+    with pytest.raises((RuntimeError, ImportError)):
+        encode(residual, Layout((TensorSpec("one", (5000,), "matrix"),)), Rung(64), impl="triton")
+    assert (residual == 1).all()
 
 
 @pytest.mark.parametrize("quantize", [quantize_dual, quantize_weight])

@@ -7,6 +7,8 @@ from tscale.kernels.gpu import block_product, dequantize, quantize_dual, quantiz
 from tscale.kernels.gpu.backend import TritonBackend
 from tscale.kernels.precision.backends import BlockEmulation
 from tscale.kernels.precision.fp8 import Fp8Matrix
+from tscale.kernels.precision.products import product_for
+from tscale.kernels.precision.select import Backend, PrecisionPath
 
 SHAPES = [(16, 16), (128, 256), (144, 208)]  # less than a tile, whole tiles, cut tiles
 
@@ -80,6 +82,17 @@ def test_three_products_of_a_linear_layer_equal_the_emulations():
         assert our.shape == plain.shape
         assert (our - their).abs().max() < 2e-6 * plain.abs().max()  # only the order of float32 sums differs
         assert (our - plain).norm() < 0.05 * plain.norm()
+
+
+def test_the_linear_layer_and_its_gradients_are_the_emulations():
+    found = []
+    for backend in (Backend.TRITON, Backend.EMULATION):
+        weight, x = values(48, 32, spread=0.3).requires_grad_(), values(32, 16, spread=0.3).requires_grad_()
+        y = product_for(PrecisionPath.FP8_BLOCK, backend)(weight, x)
+        y.backward(values(48, 16, seed=1, spread=0.3))
+        found.append((y.detach(), weight.grad, x.grad))
+    for our, their in zip(*found, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=2e-6 * float(their.abs().max()))
 
 
 def test_products_of_small_integers_are_exact():

@@ -1,11 +1,15 @@
-"""Built-in specs by the model's size: `demo` (0.2M parameters), `tiny` (0.9M) and `nano` (0.05M, for tests).
+"""Built-in specs by the model's size.
 
-The demo's settings were measured on its book (docs/LOG.md, 2026-11-30).
+`nano` (0.04M parameters, for tests), `demo` (0.2M), `tiny` (0.9M), `125m` (99M), `350m` (276M), `1.5b` (1.38B).
+docs/results/convergence.md has the reason of each setting and the bytes of a round. Outer step and codec were
+measured at 0.2M parameters; no preset above `tiny` has been trained, so their rates are extrapolated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from tscale.protocol.errors import BadInput
@@ -24,7 +28,7 @@ from tscale.protocol.spec import (
     SwarmSpec,
 )
 
-PRESET_NAMES = ("demo", "tiny", "nano")
+PRESET_NAMES = ("demo", "tiny", "nano", "125m", "350m", "1.5b")
 
 _MODEL = ModelSpec("tscale", width=64, heads=2, head_dim=32, layers=4, window=128, vocab=256, relu=1, combine=4)
 _INNER = InnerSpec(
@@ -47,6 +51,11 @@ _CODEC = CodecSpec(
     ),
     small_numel=1024,
 )
+_DENSER = (
+    RungSpec("1/8", kept_per_chunk=512, bits=2, gain=2.0, lone_only=False),
+    RungSpec("1/4", kept_per_chunk=1024, bits=2, gain=1.5, lone_only=False),
+    RungSpec("dense2", kept_per_chunk=4096, bits=2, gain=1.5, lone_only=False),
+)
 _CAPS = CapsSpec(
     max_blob_bytes=8 << 20,
     max_contribution_tokens=1_000_000,
@@ -63,11 +72,7 @@ def preset(name: str, /, *, data: tuple[BlobRef, ...], owner: bytes, t0_unix_s: 
     """
     if name not in PRESET_NAMES:
         raise BadInput(f"there is no preset {name[:32]!r}: choose one of {', '.join(PRESET_NAMES)}")
-    base = _demo(data, owner, t0_unix_s)
-    if name == "tiny":
-        base = _tiny(base)
-    elif name == "nano":
-        base = _nano(base)
+    base = _BUILDERS[name](_demo(data, owner, t0_unix_s))
     unknown = sorted(overrides.keys() - set(SwarmSpec.__dataclass_fields__))
     if unknown:
         raise BadInput(f"a spec has no field {unknown[0]!r}")
@@ -118,3 +123,70 @@ def _nano(demo: SwarmSpec) -> SwarmSpec:
     model = replace(demo.model, width=32, heads=2, head_dim=16, layers=2, window=32)
     inner = replace(demo.inner, batch=4, context=32, warmup_tokens=2_000, schedule_tokens=200_000)
     return replace(demo, name="nano", model=model, inner=inner)
+
+
+def _125m(demo: SwarmSpec) -> SwarmSpec:
+    """98.6M parameters: cards of 8 GB and more. Two minutes are a few hundred steps of such a card."""
+    model = replace(demo.model, width=512, heads=3, head_dim=128, layers=50, window=1024)
+    return _large(demo, "125m", model, round_s=120.0, tokens=10_000_000_000)
+
+
+def _350m(demo: SwarmSpec) -> SwarmSpec:
+    """276M parameters."""
+    model = replace(demo.model, width=768, heads=7, head_dim=128, layers=40, window=1024)
+    return _large(demo, "350m", model, round_s=300.0, tokens=30_000_000_000)
+
+
+def _1_5b(demo: SwarmSpec) -> SwarmSpec:
+    """1.38B parameters. A lone peer's rounds are dense two-bit too: float32 would be 5.5 GB on its disk each time."""
+    model = replace(demo.model, width=1280, heads=20, head_dim=128, layers=42, window=1024)
+    large = _large(demo, "1-5b", model, round_s=600.0, tokens=130_000_000_000)
+    return replace(
+        large,
+        codec=replace(large.codec, rungs=large.codec.rungs[:-1]),
+        caps=replace(large.caps, max_blob_bytes=512 << 20),
+    )
+
+
+def _large(demo: SwarmSpec, name: str, model: ModelSpec, *, round_s: float, tokens: int) -> SwarmSpec:
+    """About 100 bytes of text a parameter, which is 20 to 25 tokens of a usual vocabulary. The ladder goes on up to
+    dense two-bit contributions, which a small swarm's home lines carry. The caps leave room for a float32 state."""
+    inner = replace(
+        demo.inner,
+        batch=16,
+        context=1024,
+        lr_muon=0.05,
+        lr_adam=0.02,
+        warmup_tokens=tokens // 100,
+        schedule_tokens=tokens,
+    )
+    state_bytes = 8 * tokens // 100
+    return replace(
+        demo,
+        name=name,
+        model=model,
+        inner=inner,
+        codec=replace(demo.codec, rungs=(*demo.codec.rungs[:-1], *_DENSER, demo.codec.rungs[-1])),
+        rounds=replace(
+            demo.rounds,
+            length_s=round_s,
+            grace_min_s=2.0,
+            grace_max_s=round_s / 5,
+            step_min_s=2.0,
+            step_max_s=round_s / 20,
+            snapshot_every=20,
+        ),
+        caps=replace(
+            demo.caps,
+            max_blob_bytes=state_bytes,
+            max_contribution_tokens=1 << 30,
+            max_rms=16.0,
+            max_dataset_bytes=16 << 30,
+            max_snapshot_bytes=2 * state_bytes,
+        ),
+    )
+
+
+_BUILDERS: MappingProxyType[str, Callable[[SwarmSpec], SwarmSpec]] = MappingProxyType(
+    {"demo": lambda demo: demo, "tiny": _tiny, "nano": _nano, "125m": _125m, "350m": _350m, "1.5b": _1_5b}
+)

@@ -15,6 +15,7 @@ from tests.bench.convergence.report import render
 from tests.bench.convergence.results import ROOT, ResultStore, code_version
 from tests.bench.convergence.running import run_all
 from tests.bench.convergence.variants import LISTS
+from tests.bench.convergence.wire import write_into
 
 RESULTS = ROOT / "docs" / "results" / "convergence"
 PAGE = ROOT / "docs" / "results" / "convergence.md"
@@ -46,6 +47,8 @@ def main(argv: list[str]) -> int:
         say(f"{len(missing)} runs to do, results in {args.results}")
         run_all(missing, store, args.jobs, say)
     say(render(questions, store, args.page))
+    if args.page is not None:
+        write_into(args.page)
     return 0
 
 

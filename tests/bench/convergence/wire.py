@@ -48,7 +48,7 @@ def _row(name: str, spec: SwarmSpec, rung: RungSpec) -> str:
         rung.name,
         f"{bits_per_parameter(rung):.3g}",
         "never sent" if rung.lone_only else _size(bits / 8),
-        "" if rung.lone_only else f"{bits / UPLOAD_BPS:.2g} s",
+        "" if rung.lone_only else _seconds(bits / UPLOAD_BPS),
         "1" if rung.lone_only else f"{min(int(budget // bits), spec.rounds.max_contributions)}",
     )
     return f"| {' | '.join(cells)} |"
@@ -56,3 +56,7 @@ def _row(name: str, spec: SwarmSpec, rung: RungSpec) -> str:
 
 def _size(size_bytes: float) -> str:
     return f"{size_bytes / 1e3:.3g} kB" if size_bytes < 1e6 else f"{size_bytes / 1e6:.3g} MB"
+
+
+def _seconds(time_s: float) -> str:
+    return f"{time_s:.0f} s" if time_s >= 10 else f"{time_s:.2g} s" if time_s >= 0.1 else f"{1e3 * time_s:.2g} ms"

@@ -77,6 +77,24 @@ def one_magnitude(residual: np.ndarray, layout: Layout, kept: int) -> tuple[np.n
     return sent, bits + _position_bits(layout, kept)
 
 
+def rotating(residual: np.ndarray, layout: Layout, kept: int, turn: int) -> tuple[np.ndarray, float]:
+    """Every `CHUNK / kept`-th value, all peers the same ones, in turns: what Streaming DiLoCo (arXiv 2501.18512) does
+    with layers. Positions cost nothing. A value is a sign and one of two magnitudes, as in a dense contribution.
+    """
+    sent, bits, period = np.zeros_like(residual), 0.0, CHUNK // kept
+    for where in layout.slices:
+        places = np.arange(where.start + turn % period, where.stop, period)
+        for first in range(0, places.size, CHUNK):
+            part = places[first : first + CHUNK]
+            sizes = np.abs(residual[part])
+            upper = sizes > sizes.mean()
+            for group in (upper, ~upper):
+                if group.any():
+                    sent[part[group]] = np.sign(residual[part[group]]) * sizes[group].mean()
+            bits += 2.0 * part.size + 16.0
+    return sent, bits
+
+
 def four_bins(residual: np.ndarray, layout: Layout, kept: int) -> tuple[np.ndarray, float]:
     """SparseLoCo's wire: top-k per chunk, 12-bit positions, and 2-bit codes of one quantizer per tensor.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -108,14 +109,14 @@ class Peer:
         self.public = digest("lab peer", index.to_bytes(4, "little"))
         self.progress, self.sent = np.zeros_like(state.anchor), np.zeros_like(state.anchor)
         self._steps_done = self._base_steps = 0
-        self._key, self._lr_scale = b"", 0.0
+        self._key, self._lr_scale, self._turn = b"", 0.0, 0
 
     def follow(self, manifest: int, total_tokens: int) -> None:
         """Batches and learning rate of a new base, as the worker takes them (node/worker/session.py)."""
         name = digest("lab manifest", manifest.to_bytes(4, "little", signed=True))
         self._key = batch_key(self.setting.variant.seed, name, self.public)
         self._lr_scale = lr_scale(self.setting.kernels.inner, total_tokens)
-        self._base_steps = 0
+        self._base_steps, self._turn = 0, manifest + 1
 
     def train(self, steps: int) -> None:
         """Inner steps. Raises ArithmeticError when a loss is not finite."""
@@ -130,7 +131,7 @@ class Peer:
     def close(self, density: Density) -> Contribution:
         """The contribution of the steps since the last close."""
         variant, layout, inner = self.setting.variant, self.replica.layout, self.setting.kernels.inner
-        compressor, kept = _compressor(variant), self.replica.residual * np.float32(variant.beta)
+        compressor, kept = _compressor(variant, self._turn), self.replica.residual * np.float32(variant.beta)
         if compressor is None or density.bits == 32:
             blob = self.replica.close(Rung(density.kept, density.bits))
             bits = 8.0 * len(blob)
@@ -161,9 +162,11 @@ class Peer:
         self.follow(manifest, total_tokens)
 
 
-def _compressor(variant: Variant) -> rules.Compressor | None:
+def _compressor(variant: Variant, turn: int) -> rules.Compressor | None:
     if variant.method == "sparseloco":
         return rules.four_bins
+    if variant.values == "rotating":
+        return partial(rules.rotating, turn=turn)
     return {"codec": None, "one-magnitude": rules.one_magnitude, "float32": rules.keep_largest}[variant.values]
 
 

@@ -10,7 +10,7 @@ from tests.bench.convergence.texts import TEXTS
 
 METHODS = ("swarm", "data-parallel", "sparseloco")
 INNER = ("muon", "adamw")
-VALUES = ("codec", "one-magnitude", "float32")
+VALUES = ("codec", "one-magnitude", "float32", "rotating")
 LATE = ("let-go", "fold-next", "put-back")
 ATTACKS = ("sign-flip", "times-ten", "random")
 POLAR = ("minimax", "fixed")
@@ -45,7 +45,7 @@ class Variant:
                  "sparseloco": that paper's published rule (rules.py).
     densities    one per peer, or one for all.
     values       what a kept value travels as: the codec's two magnitudes, or, for comparison only, one magnitude per
-                 chunk or its float32.
+                 chunk or its float32; "rotating": not the largest values but all in turns, two bits each.
     overlap      the fold arrives when this share of the next round's steps is done (0: everybody waits for it).
     lost         this share of the contributions misses its manifest. "let-go": never folded. "fold-next": the next
                  manifest has them, with `age_factor`. "put-back": back into the residual whole (lab only).

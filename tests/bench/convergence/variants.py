@@ -262,6 +262,16 @@ def _mends(base: Variant) -> tuple[Variant, ...]:
         replace(base, name="4 x 2: 1/64, gain 1.5, decay 0.99", densities=sparse(64, 1.5), beta=0.99),
         replace(base, name="4 x 2: 1/64, gain from 3 to 1", densities=sparse(64, 3.0), late_gain=1.0),
         replace(base, name="4 x 2: 1/64, Nesterov 0.7/0.6", densities=sparse(64, 1.0), **NESTEROV),
+        *(
+            replace(
+                base,
+                name=f"4 x 2: every 13th value in turns, gain {g}",
+                densities=(Density(315, 2, g),),
+                values="rotating",
+                **whole,
+            )
+            for g in (1.0, 1.5)
+        ),
         replace(base, name="4 x 2: 1/64, rates x 0.7", **_rates(0.7)),
     )
 

@@ -60,6 +60,14 @@ def test_float32_and_one_magnitude_keep_the_same_places() -> None:
     assert 0.11 < bits / LAYOUT.numel < 0.14  # 0.116 for the positions, 1/64 for the signs, 8 bits a chunk
 
 
+def test_values_in_turns_are_all_sent_once_in_a_period() -> None:
+    residual = vector(4)
+    sent = [rules.rotating(residual, LAYOUT, 1024, turn) for turn in range(5)]
+    assert np.array_equal(np.sign(sum(values for values, _ in sent[:4])), np.sign(residual))
+    assert np.array_equal(sent[4][0], sent[0][0]) and np.count_nonzero(sent[1][0]) == LAYOUT.numel // 4
+    assert 0.5 < sent[0][1] / LAYOUT.numel < 0.51
+
+
 def test_a_dense_swarm_of_one_is_the_plain_loop_to_the_bit() -> None:
     alone = replace(SMALL, steps=(3,), densities=(Density(DENSE, 32, 1.0),), tokens=4 * 3 * STEP_TOKENS)
     setting = set_up(alone)

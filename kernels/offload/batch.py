@@ -130,7 +130,7 @@ class BatchRun:
         return self._transaction(work)
 
     def stage_backward(self, index: int, layers: Layers, gradient: torch.Tensor) -> None:
-        """Set `gradient`, the buffer of all weights of the stage; keep that of state `index`; drop what is done with."""
+        """Set `gradient`, the buffer of the stage's weights; keep that of state `index`; drop what is done with."""
 
         def work() -> None:
             gradient.zero_()

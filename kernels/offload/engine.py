@@ -63,8 +63,7 @@ class LayerEngine:
         self._ends.release("embed")
         for index, stage in enumerate(self._stages):
             weights = self._layers.take(("weights", index))
-            split = zip(*(piece.unbind() for piece in weights), strict=True)
-            run.stage(index, {layer: BlockWeights(*own) for layer, own in zip(stage.layers, split, strict=True)})
+            run.stage(index, {layer: stage.layer(weights, place) for place, layer in enumerate(stage.layers)})
             self._layers.release(("weights", index))
             run.forget(index)
         return self._ends.take("head")[0]
@@ -127,7 +126,7 @@ class LayerEngine:
         leaving = None
         if self._finite(numel):
             self._begin_update(optimizer, *stage.layers)
-            self._update.apply(weights, stage.packed(self._gradient), momentum, rates.muon)
+            self._update.apply(stage, weights, stage.packed(self._gradient), momentum, rates.muon)
             hosts = (*stage.views(flat), *stage.momentum_views(optimizer.momentum))
             leaving = self._transfer.to_host((*weights, *momentum), hosts)
             self._wrote(tuple(stage.layers), leaving, optimizer)
@@ -185,10 +184,11 @@ class LayerEngine:
         """A stage's matrices by layer, to be differentiated into the gradient's buffer."""
         stage = self._stages[index]
         gradients = stage.packed(self._gradient)
-        return {
-            layer: BlockWeights(*(leaf(w[place], g[place]) for w, g in zip(weights, gradients, strict=True)))
-            for place, layer in enumerate(stage.layers)
-        }
+        layers = {}
+        for place, layer in enumerate(stage.layers):
+            pairs = zip(stage.layer(weights, place), stage.layer(gradients, place), strict=True)
+            layers[layer] = BlockWeights(*(leaf(weight, gradient) for weight, gradient in pairs))
+        return layers
 
     def _weights_need(self, flat: torch.Tensor, index: int) -> Need:
         return Need(("weights", index), self._stages[index].views(flat))

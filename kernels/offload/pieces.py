@@ -9,39 +9,48 @@ import torch
 from tscale.kernels.block import BlockWeights
 from tscale.kernels.layout import Layout
 from tscale.kernels.model_config import ModelConfig, model_layout
+from tscale.kernels.offload.transfer import Pieces
 
 TABLES = ("embed", "head")
+FUSED_KINDS = ("qc", "kv")
 
 
 @dataclass(frozen=True)
 class StagePlaces:
-    """Where the matrices of neighbouring layers lie, by kind in the order of BlockWeights.
+    """Where the matrices of neighbouring layers lie, in pieces [matrices, rows, columns] of equal ones side by side.
 
-    `weights` are places in the flat vector, `momentum` in the one that Muon keeps: all matrices, and nothing else. A
-    kind's matrices of all these layers lie side by side, so a kind is one piece [layers, rows, columns].
+    `weights` are places in the flat vector, `momentum` in the one that Muon keeps: all matrices, and nothing else.
+    `kinds` say for each kind of BlockWeights in which piece its matrices are, and from which one on. `fused` says for
+    each piece whether its matrices are projections of many heads.
     """
 
     layers: range
     shapes: tuple[tuple[int, int], ...]
     weights: tuple[slice, ...]
     momentum: tuple[slice, ...]
+    kinds: tuple[tuple[int, int], ...]
+    fused: tuple[bool, ...]
 
-    def views(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def views(self, flat: torch.Tensor) -> Pieces:
         """The matrices in a flat parameter vector."""
         return tuple(flat[where].view(-1, *shape) for where, shape in zip(self.weights, self.shapes, strict=True))
 
-    def momentum_views(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def momentum_views(self, flat: torch.Tensor) -> Pieces:
         """The same in the vector that Muon keeps."""
         return tuple(flat[where].view(-1, *shape) for where, shape in zip(self.momentum, self.shapes, strict=True))
 
-    def packed(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The matrices one kind after the other from the start of `buffer`."""
+    def packed(self, buffer: torch.Tensor) -> Pieces:
+        """The matrices one piece after the other from the start of `buffer`."""
         views, start = [], 0
         for where, shape in zip(self.weights, self.shapes, strict=True):
             size = where.stop - where.start
             views.append(buffer[start : start + size].view(-1, *shape))
             start += size
         return tuple(views)
+
+    def layer(self, pieces: Pieces, place: int) -> BlockWeights:
+        """The matrices of the stage's layer number `place`."""
+        return BlockWeights(*(pieces[piece][first + place] for piece, first in self.kinds))
 
 
 @dataclass(frozen=True)
@@ -66,12 +75,7 @@ class ModelPlaces:
 
     def stage(self, layers: range) -> StagePlaces:
         """The places of neighbouring layers together."""
-        first, last = self.layers[layers.start], self.layers[layers.stop - 1]
-        weights, momentum = (
-            tuple(slice(one.start, other.stop) for one, other in zip(begin, end, strict=True))
-            for begin, end in ((first.weights, last.weights), (first.momentum, last.momentum))
-        )
-        return StagePlaces(layers, first.shapes, weights, momentum)
+        return _stage(self.layout, layers)
 
     def moments(self, table: str) -> slice:
         """Where the moments of "embed" or "head" lie."""
@@ -82,17 +86,30 @@ class ModelPlaces:
 def model_places(cfg: ModelConfig) -> ModelPlaces:
     """The places of a model's tensors."""
     layout = model_layout(cfg)
-    where = {spec.name: place for spec, place in zip(layout.tensors, layout.slices, strict=True)}
-    shape = {spec.name: (spec.shape[0], spec.shape[1]) for spec in layout.tensors}
-    first_matrix = where["embed"].stop
-
-    def layer(index: int) -> StagePlaces:
-        names = [f"{kind}.{index}" for kind in BlockWeights._fields]
-        weights = tuple(where[name] for name in names)
-        momentum = tuple(slice(w.start - first_matrix, w.stop - first_matrix) for w in weights)
-        return StagePlaces(range(index, index + 1), tuple(shape[name] for name in names), weights, momentum)
-
-    table_shape = (cfg.vocab, cfg.width)
+    tables = {name: layout.slices[layout.index[name]] for name in TABLES}
+    layers = tuple(_stage(layout, range(index, index + 1)) for index in range(cfg.layers))
     layer_numel = (layout.numel - 2 * cfg.vocab * cfg.width) // cfg.layers
-    tables = {name: where[name] for name in TABLES}
-    return ModelPlaces(layout, tuple(layer(i) for i in range(cfg.layers)), tables, layer_numel, table_shape)
+    return ModelPlaces(layout, layers, tables, layer_numel, (cfg.vocab, cfg.width))
+
+
+def _stage(layout: Layout, layers: range) -> StagePlaces:
+    first_matrix = layout.slices[layout.index["embed"]].stop
+    shapes: list[tuple[int, int]] = []
+    weights: list[slice] = []
+    fused: list[bool] = []
+    kinds = []
+    for kind in BlockWeights._fields:
+        begin, end = (layout.index[f"{kind}.{layer}"] for layer in (layers.start, layers.stop - 1))
+        where = slice(layout.slices[begin].start, layout.slices[end].stop)
+        rows, columns = layout.tensors[begin].shape
+        own = (rows, columns), kind in FUSED_KINDS
+        if weights and weights[-1].stop == where.start and (shapes[-1], fused[-1]) == own:
+            kinds.append((len(weights) - 1, (weights[-1].stop - weights[-1].start) // (rows * columns)))
+            weights[-1] = slice(weights[-1].start, where.stop)
+            continue
+        kinds.append((len(weights), 0))
+        weights.append(where)
+        shapes.append(own[0])
+        fused.append(own[1])
+    momentum = tuple(slice(where.start - first_matrix, where.stop - first_matrix) for where in weights)
+    return StagePlaces(layers, tuple(shapes), tuple(weights), momentum, tuple(kinds), tuple(fused))

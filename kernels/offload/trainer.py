@@ -100,7 +100,7 @@ class OffloadTrainer:
         reaches = layer_reaches(model_cfg)
         self._network = Network(model_cfg, reaches, BlockTables(model_cfg, device), bias_V, parts.product)
         rule = MuonRule(inner_cfg.momentum, inner_cfg.weight_decay, polar_rule(device.type))
-        update = LayerUpdate(model_cfg, places, rule)
+        update = LayerUpdate(model_cfg.head_dim, rule)
         self._engine = LayerEngine(places, parts.plan, parts.transfer, update)
         self._boundaries: dict[tuple[int, int], Boundary] = {}
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tscale.kernels.model_config import ModelConfig
 from tscale.kernels.muon import ADAM_BETAS, ADAM_EPS, MuonRule, muon_update
-from tscale.kernels.offload.pieces import ModelPlaces
+from tscale.kernels.offload.pieces import ModelPlaces, StagePlaces
 from tscale.kernels.offload.transfer import Pieces
 
 
@@ -87,17 +86,16 @@ def memory_optimizer(places: ModelPlaces) -> HostOptimizer:
 class LayerUpdate:
     """Muon on the matrices of a stage. Fused projections are split into heads, as in the whole vector."""
 
-    def __init__(self, cfg: ModelConfig, places: ModelPlaces, rule: MuonRule) -> None:
+    def __init__(self, head_dim: int, rule: MuonRule) -> None:
+        self._head_dim = head_dim
         self._rule = rule
-        self._shapes = []
-        for index, (rows, columns) in enumerate(places.layers[0].shapes):
-            # qc and kv come first in BlockWeights
-            part = cfg.head_dim if index < 2 else rows
-            self._shapes.append((-1, part, columns))
 
-    def apply(self, weights: Pieces, gradients: Pieces, momentum: Pieces, lr: float) -> None:
+    def apply(self, stage: StagePlaces, weights: Pieces, gradients: Pieces, momentum: Pieces, lr: float) -> None:
         """One step, in place on `weights` and `momentum`."""
-        for shape, *tensors in zip(self._shapes, weights, gradients, momentum, strict=True):
+        for (rows, columns), fused, *tensors in zip(
+            stage.shapes, stage.fused, weights, gradients, momentum, strict=True
+        ):
+            shape = (-1, self._head_dim if fused else rows, columns)
             weight, gradient, kept = (tensor.view(shape) for tensor in tensors)
             muon_update(weight, gradient, kept, self._rule, lr)
 

@@ -115,16 +115,17 @@ class LayerWorks:
 
     def update(self, layers: int) -> Footprint:
         """Muon on one stage."""
-        update = LayerUpdate(self.cfg, self._places, MuonRule(0.9, 0.0, polar_rule("cpu")))
+        update = LayerUpdate(self.cfg.head_dim, MuonRule(0.9, 0.0, polar_rule("cpu")))
+        stage = self._places.stage(range(layers))
 
-        def stage() -> Pieces:
-            return tuple(torch.empty(layers, *shape) for shape in self._places.layers[0].shapes)
+        def pieces() -> Pieces:
+            return stage.views(torch.empty(self._places.layout.numel))
 
         def work(given: tuple[Pieces, Pieces, Pieces]) -> None:
             with torch.no_grad():
-                update.apply(*given, lr=1e-3)
+                update.apply(stage, *given, lr=1e-3)
 
-        return footprint(lambda: (stage(), stage(), stage()), work)
+        return footprint(lambda: (pieces(), pieces(), pieces()), work)
 
     def table_update(self, layers: int) -> Footprint:
         """AdamW on as much of a table as two halves of a slot hold moments for."""
@@ -138,7 +139,8 @@ class LayerWorks:
         return BlockPass(self.cfg, tables, self.micro, product=self._product)
 
     def _weights(self) -> BlockWeights:
-        return BlockWeights(*(torch.empty(shape) for shape in self._places.layers[0].shapes))
+        layer = self._places.layers[0]
+        return layer.layer(layer.views(torch.empty(self._places.layout.numel)), 0)
 
     def _table(self) -> torch.Tensor:
         table_VD = torch.empty(self._places.table_shape)

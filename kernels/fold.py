@@ -21,6 +21,8 @@ State = tuple[np.ndarray, np.ndarray | None]
 Arrays = tuple[np.ndarray, ...]
 TensorFold = Callable[[int, Arrays, Arrays], None]
 """Folds the tensor of an index: (anchor,) or (anchor, momentum), read from the first, written to the second."""
+NewVector = Callable[[], np.ndarray]
+"""Makes a float32 [P] vector with undefined contents, in main memory or in a file."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -41,22 +43,32 @@ class OuterRule:
     mu: float
 
 
+@dataclass(frozen=True)
+class FoldOptions:
+    """How the work is done: tensors are shared out to `threads`, and `new_vector` makes the vectors of the result
+    (None: in main memory). The bits are the same."""
+
+    threads: int = 1
+    new_vector: NewVector | None = None
+
+
 def fold(
     anchor: np.ndarray,
     momentum: np.ndarray | None,
     parts: Sequence[FoldPart],
     layout: Layout,
     rule: OuterRule,
-    threads: int = 1,
+    options: FoldOptions | None = None,
 ) -> State:
     """The next anchor and outer momentum (float32 [P] each; the momentum is None when, and only when, mu is 0).
 
     The inputs stay as they are. Memory beyond the result: the decoded contributions, about as large as their blobs, and
-    for each thread a sum of at most one tensor. Tensors are shared out to `threads` threads, with the same bits for any
-    number. Raises CodecError for a malformed contribution (before anything is allocated), ValueError for a momentum
-    that doesn't fit the rule.
+    for each thread a sum of at most one tensor. Raises CodecError for a malformed contribution (before anything is
+    allocated), ValueError for a momentum that doesn't fit the rule, and what `new_vector` raises.
     """
-    return _fold((anchor, momentum), open_parts(parts, layout, threads), layout, rule, ("auto", threads))
+    chosen = options or FoldOptions()
+    opened = open_parts(parts, layout, chosen.threads)
+    return _fold((anchor, momentum), opened, layout, rule, ("auto", chosen))
 
 
 def fold_reference(
@@ -64,7 +76,7 @@ def fold_reference(
 ) -> State:
     """`fold` in plain numpy: the definition, and what runs where numba is missing."""
     opened = [FoldPart(_open(part, layout, "reference"), part.weight) for part in parts]
-    return _fold((anchor, momentum), opened, layout, rule, ("reference", 1))
+    return _fold((anchor, momentum), opened, layout, rule, ("reference", FoldOptions()))
 
 
 def open_parts(parts: Sequence[FoldPart], layout: Layout, threads: int = 1) -> list[FoldPart]:
@@ -73,7 +85,9 @@ def open_parts(parts: Sequence[FoldPart], layout: Layout, threads: int = 1) -> l
     return list(opened)
 
 
-def _fold(state: State, parts: Sequence[FoldPart], layout: Layout, rule: OuterRule, how: tuple[str, int]) -> State:
+def _fold(
+    state: State, parts: Sequence[FoldPart], layout: Layout, rule: OuterRule, how: tuple[str, FoldOptions]
+) -> State:
     anchor, momentum = state
     if (momentum is None) != (rule.mu == 0):
         raise ValueError("outer momentum exists exactly when mu is not 0")
@@ -82,9 +96,10 @@ def _fold(state: State, parts: Sequence[FoldPart], layout: Layout, rule: OuterRu
     for flat in state:
         if flat is not None:
             layout.check(flat, "state")
-    impl, threads = how
+    impl, options = how
     fold_tensor = _tensor_fold(parts, layout, rule, impl)
-    new_anchor, new_momentum = np.empty_like(anchor), None if momentum is None else np.empty_like(anchor)
+    new_vector = options.new_vector or (lambda: np.empty_like(anchor))
+    new_anchor, new_momentum = new_vector(), None if momentum is None else new_vector()
 
     def fold_one(index: int) -> None:
         place = layout.slices[index]
@@ -92,7 +107,7 @@ def _fold(state: State, parts: Sequence[FoldPart], layout: Layout, rule: OuterRu
         new = (new_anchor[place],) if new_momentum is None else (new_anchor[place], new_momentum[place])
         fold_tensor(index, old, new)
 
-    _map(fold_one, range(len(layout.tensors)), threads)
+    _map(fold_one, range(len(layout.tensors)), options.threads)
     return new_anchor, new_momentum
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from tscale.kernels.codec import Rung, encode
 from tscale.kernels.feedback import accumulate
-from tscale.kernels.fold import FoldPart, OuterRule, fold, open_parts
+from tscale.kernels.fold import FoldOptions, FoldPart, NewVector, OuterRule, fold, open_parts
 from tscale.kernels.layout import Layout
 
 _BLOCK_VALUES = 1 << 16
@@ -39,21 +39,51 @@ class OuterState:
     momentum: np.ndarray | None
 
 
+@dataclass(frozen=True)
+class Vectors:
+    """Who makes a replica's vectors: `local` the one that every step of training touches, `rounds` all others, which
+    are touched once a round and may lie in files."""
+
+    rounds: NewVector
+    local: NewVector
+
+
+def memory_vectors(layout: Layout) -> Vectors:
+    """All of them in main memory."""
+
+    def new_vector() -> np.ndarray:
+        return np.empty(layout.numel, np.float32)
+
+    return Vectors(new_vector, new_vector)
+
+
 class Replica:
     """The outer state (head and its parent) and the local vectors of one peer, all float32[P]."""
 
-    def __init__(self, layout: Layout, anchor: np.ndarray, rho: float, beta: float, rule: OuterRule) -> None:
-        """Start from a genesis `anchor` (kept, never changed in place) with an empty residual and zero momentum."""
+    def __init__(
+        self,
+        layout: Layout,
+        anchor: np.ndarray,
+        rho: float,
+        beta: float,
+        rule: OuterRule,
+        vectors: Vectors | None = None,
+    ) -> None:
+        """Start from a genesis `anchor` (kept, never changed in place) with an empty residual and zero momentum.
+
+        `vectors` makes all other vectors (None: in main memory); what it raises comes out here and in `fold`.
+        """
         self.layout = layout
         self.rho = np.float32(rho)
         self.beta = beta
         self.rule = rule
-        self.head = OuterState(anchor, None if rule.mu == 0 else np.zeros_like(anchor))
+        self.vectors = vectors or memory_vectors(layout)
+        self.head = OuterState(anchor, None if rule.mu == 0 else self._zeros())
         self.parent: OuterState | None = None
-        self.residual = np.zeros_like(anchor)
-        self.local = anchor.copy()
-        self.start = anchor.copy()
-        self._spare = np.empty_like(anchor)
+        self.residual = self._zeros()
+        self.local = _filled(self.vectors.local(), anchor)
+        self.start = _filled(self.vectors.rounds(), anchor)
+        self._spare = self.vectors.rounds()
 
     @property
     def anchor(self) -> np.ndarray:
@@ -92,6 +122,7 @@ class Replica:
         Raises:
             ValueError: there is no parent to fold onto.
             CodecError: a blob is malformed.
+            Exception: as `vectors` raises when there is no room for the new state; the parent is gone then.
         """
         base = self.parent if onto_parent else self.head
         if base is None:
@@ -99,7 +130,8 @@ class Replica:
         opened = open_parts(parts, self.layout)
         if not onto_parent:
             self.parent = None
-        anchor, momentum = fold(base.anchor, base.momentum, opened, self.layout, self.rule)
+        options = FoldOptions(new_vector=self.vectors.rounds)
+        anchor, momentum = fold(base.anchor, base.momentum, opened, self.layout, self.rule, options)
         self.head, self.parent = OuterState(anchor, momentum), base
 
     def prepare_rebase(self) -> None:
@@ -135,3 +167,13 @@ class Replica:
     def go_to_start(self) -> None:
         """Training thread: give up the local progress since the start."""
         np.copyto(self.local, self.start)
+
+    def _zeros(self) -> np.ndarray:
+        made = self.vectors.rounds()
+        made.fill(0)
+        return made
+
+
+def _filled(vector: np.ndarray, values: np.ndarray) -> np.ndarray:
+    np.copyto(vector, values)
+    return vector

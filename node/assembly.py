@@ -160,6 +160,7 @@ def make_worker_config(
     paths = [store.path(shard.root) for shard in spec.data.shards]
     if any(path is None for path in paths):
         raise BadInput(f"the dataset in {state.blobs} is damaged: start the node again and it is fetched anew")
+    compute = options.config.compute
     return WorkerConfig(
         spec=spec.to_bytes(),
         public=identity.public,
@@ -168,7 +169,12 @@ def make_worker_config(
         data=tuple(str(path) for path in paths),
         checkpoint_dir=str(state.checkpoint),
         scratch_dir=str(scratch_dir(state)),
-        threads=options.config.compute.threads or 1,
+        threads=compute.threads or 1,
+        device=compute.device,
+        offload_slots=compute.offload_slots,
+        vram_bytes=compute.vram_bytes,
+        ram_bytes=compute.ram_bytes,
+        spill_dir=str(Path(compute.spill_dir).expanduser()) if compute.spill_dir else str(state.path / "spill"),
         precision=options.config.training.precision,
         paused=True,
         checkpoint_every_folds=spec.rounds.snapshot_every,

@@ -109,7 +109,7 @@ class Board:
         """A worker has its state; the counters of the one before it are over."""
         self.progress = None
         self.trouble = ""
-        self.warnings = (ready.precision_warning,) if ready.precision_warning else ()
+        self.warnings = tuple(line for line in (ready.device_warning, ready.precision_warning) if line)
 
     def on_trouble(self, reason: str) -> None:
         """There is no worker at the moment, and why."""

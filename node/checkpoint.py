@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
@@ -39,6 +39,8 @@ _NAME = re.compile(r"checkpoint-(\d{1,12})\.tsck")
 _DAMAGED = "damaged.tsck"
 
 Arrays = dict[str, NDArray[Any]]
+NewArray = Callable[[tuple[int, ...], str], NDArray[Any]]
+"""Makes an array of a shape and a dtype, with undefined contents."""
 
 
 class Checkpoint(NamedTuple):
@@ -97,8 +99,8 @@ def save_checkpoint(folder: Path, arrays: Arrays, meta: dict[str, Any], opener: 
     return path
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None when none was ever saved.
+def load_checkpoint(folder: Path, new_array: NewArray = np.empty) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None when none was ever saved; `new_array` makes its arrays.
 
     A damaged newer one is set aside as `damaged.tsck` and named in `note`. Raises DamagedState when there are files
     and none is whole.
@@ -107,7 +109,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     for number in sorted(_numbers(folder), reverse=True):
         path = _path(folder, number)
         try:
-            arrays, meta = _read(path)
+            arrays, meta = _read(path, new_array)
         except (_Damaged, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             problems.append(f"{path.name} is damaged ({reason})")
@@ -155,13 +157,13 @@ def _little_endian(array: NDArray[Any]) -> NDArray[Any]:
     return plain
 
 
-def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
+def _read(path: Path, new_array: NewArray) -> tuple[Arrays, dict[str, Any]]:
     with path.open("rb") as file:
         hasher = blake3()
         specs, meta = _read_header(file, hasher)
         arrays: Arrays = {}
         for spec in specs:
-            array = np.empty(spec.shape, dtype=spec.dtype)
+            array = new_array(spec.shape, spec.dtype)
             for block in _blocks(array):
                 if file.readinto(block) != len(block):
                     raise _Damaged("it is too short")

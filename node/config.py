@@ -17,6 +17,7 @@ from tscale.protocol.errors import BadInput
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_NAME_CHARS = 32
+DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "bf16", "fp8", "int8")
 
 
@@ -48,9 +49,20 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class ComputeConfig:
-    """`threads` of the worker; 0 is one, which leaves the machine usable."""
+    """Where and with how much of this machine the worker trains.
+
+    `threads` 0 is one, which leaves the machine usable. `device` is one of DEVICES: "auto" takes a card where there is
+    one and the model fits ("cuda" is AMD's, too). `vram_bytes` and `ram_bytes` are limits, 0 is all there is. What
+    main memory is too short for goes to `spill_dir`; when that is empty, to the node's own folder. `offload_slots` from
+    2 on trains layer after layer with so many slots, also on the processor; 0 leaves that to the plan.
+    """
 
     threads: int = 0
+    device: str = "auto"
+    vram_bytes: int = 0
+    ram_bytes: int = 0
+    spill_dir: str = ""
+    offload_slots: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,6 +195,9 @@ _RANGES = types.MappingProxyType(
         "network.download_bytes_per_s": (0, math.inf),
         "storage.blob_quota_bytes": (1 << 20, math.inf),
         "compute.threads": (0, 1024),
+        "compute.vram_bytes": (0, math.inf),
+        "compute.ram_bytes": (0, math.inf),
+        "compute.offload_slots": (0, 4096),
     }
 )
 
@@ -194,6 +209,10 @@ def _check_ranges(config: NodeConfig, where: str) -> None:
         if not low <= value <= high:
             limit = f"at least {low}" if high == math.inf else f"from {low} to {high}"
             raise BadInput(f"{where}: {name} is {limit}, not {value}")
+    if config.compute.offload_slots == 1:
+        raise BadInput(f"{where}: compute.offload_slots is 0 or at least 2: a layer's weights and its momentum")
+    if config.compute.device not in DEVICES:
+        raise BadInput(f'{where}: compute.device is one of {", ".join(DEVICES)}, not "{config.compute.device}"')
     if config.training.precision not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise BadInput(f'{where}: training.precision is one of {known}, not "{config.training.precision}"')

@@ -45,12 +45,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Where the nodes' files are, where a node would listen (port 0: anywhere), and the precision asked for."""
+    """Where the nodes' files are, where a node would listen (port 0: anywhere), and what it should train with."""
 
     state_dir: Path
     host: str
     port: int
     precision: str = "auto"
+    device: str = "auto"
 
 
 def run_doctor(options: DoctorOptions) -> Iterator[Verdict]:
@@ -63,7 +64,7 @@ def run_doctor(options: DoctorOptions) -> Iterator[Verdict]:
         ("port", lambda: check_port(options.host, options.port)),
         ("data", check_data),
         ("torch", check_torch),
-        ("precision", lambda: check_precision(options.precision)),
+        ("precision", lambda: check_precision(options.precision, options.device)),
         ("gpu", check_gpu),
         ("codec", check_codec),
         ("network", lambda: check_network(options.host)),
@@ -147,12 +148,12 @@ def check_torch() -> Verdict:
     return Verdict("torch", "ok", seen)
 
 
-def check_precision(wish: str) -> Verdict:
-    """What the model would be trained in here, and what failed its self-test before it."""
+def check_precision(wish: str, device: str = "auto") -> Verdict:
+    """Where and in what the model would be trained here, and what failed its self-test before it."""
     from tscale.kernels.precision.selftest import choose
     from tscale.node.worker.kernel_config import training_machine
 
-    precision, _ = choose(training_machine(), wish)
+    precision, _ = choose(training_machine(device), wish)
     if precision.steps:
         return Verdict("precision", "warn", precision.text, _SLOWER)
     if not precision.granted:

@@ -64,6 +64,8 @@ class Trainer:
         self._keeper: asyncio.Task[None] | None = None
         self._paused = True
         self._stopping = False
+        self._last_words = ""
+        self._said_device = ""
 
     @property
     def pid(self) -> int | None:
@@ -151,16 +153,26 @@ class Trainer:
 
     async def _one_life(self) -> str:
         handle = self._handle = self._make_handle()
+        self._last_words = ""
         ready = await handle.start(self._config)
         self._ready = True
-        started = (ready.round, ready.resumed, handle.pid, ready.precision)
-        _LOG.info("worker_ready round=%d resumed=%s pid=%s precision=%s", *started)
-        if ready.note:
-            self._hooks.on_notice(ready.note)
+        started = (ready.round, ready.resumed, handle.pid, ready.precision, ready.device)
+        _LOG.info("worker_ready round=%d resumed=%s pid=%s precision=%s device=%s", *started)
+        self._tell(ready)
         self._hooks.on_ready(ready)
         self._hooks.feed(ev.WorkerReady(ready.manifest, ready.state_digest, ready.previous_manifest))
         await self._set_paused()
-        return await handle.wait_dead()
+        reason = await handle.wait_dead()
+        return self._last_words or reason
+
+    def _tell(self, ready: Ready) -> None:
+        """What a person should know of a worker that starts; where it trains only when that is new."""
+        if ready.note:
+            self._hooks.on_notice(ready.note)
+        where = f"training on {ready.device} in {ready.precision.split(':')[0]}"
+        if where != self._said_device:
+            self._said_device = where
+            self._hooks.on_notice(f"{where}; {ready.device_warning}" if ready.device_warning else where)
 
     def _on_event(self, event: WorkerEvent) -> None:
         if isinstance(event, Progress):
@@ -171,6 +183,8 @@ class Trainer:
             _LOG.debug("checkpoint_saved note=%s", event.note)
         elif isinstance(event, Failed):
             _LOG.warning("worker_failed kind=%s message=%s", event.kind, event.message)
+            if event.kind == "device":
+                self._last_words = event.message
             if event.kind == "disk_full":
                 self._hooks.on_fatal(DiskFull(event.message))
 

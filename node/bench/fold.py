@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tscale.kernels.codec import Rung, encode
-from tscale.kernels.fold import FoldPart, OuterRule, fold, open_parts, warm_up
+from tscale.kernels.fold import FoldOptions, FoldPart, OuterRule, fold, open_parts, warm_up
 from tscale.kernels.layout import Layout, TensorSpec
 from tscale.protocol.errors import BadInput
 
@@ -70,5 +70,5 @@ def _one_fold(anchor: np.ndarray, parts: list[FoldPart], layout: Layout, threads
     begin_s = time.perf_counter()
     opened = open_parts(parts, layout, threads)
     opened_s = time.perf_counter()
-    fold(anchor, None, opened, layout, OuterRule(1.0, 0.0), threads)
+    fold(anchor, None, opened, layout, OuterRule(1.0, 0.0), FoldOptions(threads))
     return opened_s - begin_s, time.perf_counter() - opened_s

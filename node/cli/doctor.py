@@ -29,6 +29,7 @@ def doctor(
         host=host if host is not None else loaded.network.host,
         port=port if port is not None else loaded.network.port,
         precision=loaded.training.precision,
+        device=loaded.compute.device,
     )
     verdicts: list[Verdict] = []
     for verdict in run_doctor(wanted):

@@ -17,6 +17,8 @@ ASSUMED_CARD_FLOPS_PER_S = 40e12
 """Products with bf16 inputs and float32 sums on a card of the 12 to 16 GB class, at two thirds of the data sheet."""
 ASSUMED_BUS_BYTES_PER_S = 12e9
 """PCIe 4.0 x16 from pinned memory reaches 25, but many cards sit in x8 slots."""
+ASSUMED_DISK_BYTES_PER_S = 1.5e9
+"""A solid-state disk on PCIe, read and written in long runs."""
 DEFAULT_UPLOAD_BITS_PER_S = 20e6
 PROBE_SIZE = 512
 PROBE_S = 0.2
@@ -25,19 +27,19 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi":
 
 @dataclass(frozen=True)
 class Machine:
-    """Sizes in bytes, rates per second. `device_bytes` is None where the processor computes, from main memory.
-
-    `rates` says where the speeds come from.
+    """Sizes in bytes, rates per second. `device_bytes` is None where the processor computes, from main memory, and
+    `disk_bytes` where nobody has said how much is free. `rates` says where the speeds come from.
     """
 
     name: str
     device_bytes: int | None
     ram_bytes: int
-    disk_bytes: int
+    disk_bytes: int | None
     flops_per_s: float
     bus_bytes_per_s: float
     upload_bits_per_s: float
     rates: str
+    disk_bytes_per_s: float = ASSUMED_DISK_BYTES_PER_S
 
 
 def parse_bytes(text: str, option: str) -> int:
@@ -45,7 +47,10 @@ def parse_bytes(text: str, option: str) -> int:
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", text.lower())
     if found is None:
         raise BadInput(f"{option} is a size like 12GB or 24GiB, not {text!r}")
-    return int(float(found[1]) * _UNITS[found[2] or ""])
+    size_bytes = int(float(found[1]) * _UNITS[found[2] or ""])
+    if size_bytes == 0:
+        raise BadInput(f"{option} is more than 0")
+    return size_bytes
 
 
 def parse_bits_per_s(text: str, option: str) -> float:
@@ -57,9 +62,14 @@ def parse_bits_per_s(text: str, option: str) -> float:
     return rate
 
 
-def this_machine(disk_bytes: int, upload_bits_per_s: float = DEFAULT_UPLOAD_BITS_PER_S) -> Machine:
-    """What is here. Speeds are measured with a product of some hundred rows, which takes a fraction of a second."""
-    found = probe()
+def this_machine(
+    disk_bytes: int | None,
+    upload_bits_per_s: float = DEFAULT_UPLOAD_BITS_PER_S,
+    found: Capabilities | None = None,
+) -> Machine:
+    """What is here, with the device `found` (None: the best). Speeds are measured with a product of some hundred rows,
+    which takes a fraction of a second."""
+    found = found or probe()
     ram_bytes = int(psutil.virtual_memory().total)
     device = torch.device(found.torch_device)
     flops = _measured_flops_per_s(device, found)
@@ -70,23 +80,41 @@ def this_machine(disk_bytes: int, upload_bits_per_s: float = DEFAULT_UPLOAD_BITS
     return Machine(found.name, memory_bytes, ram_bytes, disk_bytes, flops, bus, upload_bits_per_s, "measured")
 
 
-def with_given(machine: Machine, vram_bytes: int | None, ram_bytes: int | None, tflops: float | None) -> Machine:
-    """The machine with what the person says of another one. A card that is not here has assumed speeds."""
-    if ram_bytes is not None:
-        machine = replace(machine, ram_bytes=ram_bytes)
-    if vram_bytes is not None and vram_bytes != machine.device_bytes:
+@dataclass(frozen=True)
+class Given:
+    """What a person says of another machine; None is not said."""
+
+    vram_bytes: int | None = None
+    ram_bytes: int | None = None
+    disk_bytes: int | None = None
+    tflops: float | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether nothing was said, so that this machine is meant."""
+        return self == Given()
+
+
+def with_given(machine: Machine, given: Given) -> Machine:
+    """The machine with what the person says of another one. A card that is not here has assumed speeds.
+
+    The disk of a machine that is not this one is unknown unless it is given. Raises BadInput.
+    """
+    if given.vram_bytes is not None or given.ram_bytes is not None or given.disk_bytes is not None:
+        machine = replace(machine, ram_bytes=given.ram_bytes or machine.ram_bytes, disk_bytes=given.disk_bytes)
+    if given.vram_bytes is not None and given.vram_bytes != machine.device_bytes:
         machine = replace(
             machine,
-            name=f"a card with {vram_bytes / 1e9:.3g} GB",
-            device_bytes=vram_bytes,
+            name=f"a card with {given.vram_bytes / 1e9:.3g} GB",
+            device_bytes=given.vram_bytes,
             flops_per_s=ASSUMED_CARD_FLOPS_PER_S,
             bus_bytes_per_s=ASSUMED_BUS_BYTES_PER_S,
             rates="assumed: give --tflops for yours",
         )
-    if tflops is not None:
-        if tflops <= 0.0:
-            raise BadInput(f"--tflops is more than 0, not {tflops}")
-        machine = replace(machine, flops_per_s=tflops * 1e12, rates="given")
+    if given.tflops is not None:
+        if given.tflops <= 0.0:
+            raise BadInput(f"--tflops is more than 0, not {given.tflops}")
+        machine = replace(machine, flops_per_s=given.tflops * 1e12, rates="given")
     return machine
 
 

@@ -10,148 +10,190 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tscale.kernels.model_config import ModelConfig, model_layout
-from tscale.kernels.offload.memory import DeviceMemory, StepShape, device_memory, host_memory, layer_bytes, step_traffic
-from tscale.kernels.offload.plan import OffloadPlan, resident_plan
+from tscale.kernels.offload.memory import DeviceMemory, StepShape, device_memory, layer_bytes, step_traffic, table_bytes
+from tscale.kernels.offload.plan import OffloadPlan
+from tscale.kernels.offload.works import AffineWorks
 from tscale.node.planning.machine import Machine
+from tscale.node.planning.storage import DoesNotFit, Memory, find_memory
 from tscale.node.planning.work import step_flops
 
-FLOAT_BYTES = 4
 RESERVE_BYTES = 700 << 20
-"""Context, libraries and the allocator's gaps on a card; a node's two processes in main memory take as much each."""
-ROUND_VECTORS = 5
-"""Anchor and the one before, residual, start, and the place for the next: read and written once a round."""
+"""Context, libraries and the allocator's gaps on a card."""
 OVERLAPPING_SLOTS = 4
-SPILL_ROUND, SPILL_ALL = "round vectors", "round vectors, weights and optimizer"
+EXACT_ROWS = 8
+"""Up to here a plan is worked out a second time from its own micro-batch, which takes seconds for longer ones."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes that a plan takes, by place. `spilled` names what lies on disk instead of in main memory."""
+class Wish:
+    """What is not left to the planner: slots (0: as many as suit), and whether the swarm has an outer momentum."""
 
-    device_bytes: int
-    ram_bytes: int
-    disk_bytes: int
-    spilled: str = ""
+    slots: int = 0
+    outer_momentum: bool = False
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one inner step. Copies are hidden behind the computation when there are slots enough."""
+    """Seconds of one inner step. Copies are hidden behind the computation when there are slots enough, and what is
+    read from the disk and written there never is."""
 
     compute_s: float
     copy_s: float
     hidden: bool
+    disk_s: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The step's length."""
-        return max(self.compute_s, self.copy_s) if self.hidden else self.compute_s + self.copy_s
+        both = max(self.compute_s, self.copy_s) if self.hidden else self.compute_s + self.copy_s
+        return both + self.disk_s
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How a machine trains a model. `device` is None where the processor computes."""
+    """How a machine trains a model. `device` is None where the processor computes.
+
+    `layer_major` says that layers are trained one after the other, with `offload`; else all of them at once.
+    """
 
     parameters: int
     offload: OffloadPlan
+    layer_major: bool
     device: DeviceMemory | None
     memory: Memory
     step: StepTime
 
 
 @dataclass(frozen=True)
-class DoesNotFit:
-    """The first thing that is missing, and what to change."""
+class _Task:
+    """What is planned, and what is known of the layers' memory."""
 
-    what: str
-    needed_bytes: int
-    available_bytes: int
-    advice: str
+    cfg: ModelConfig
+    shape: StepShape
+    machine: Machine
+    wish: Wish
+    works: AffineWorks
+
+    def device_memory(self, plan: OffloadPlan) -> DeviceMemory:
+        """Without running the layers again."""
+        works = self.works.at(min(plan.micro_rows, self.shape.rows))
+        return device_memory(self.cfg, plan, self.shape, works=works)
+
+    def micro_rows(self) -> Iterator[int]:
+        """From the whole batch down to one sequence."""
+        rows = self.shape.rows
+        while rows >= 1:
+            yield rows
+            rows //= 2
 
 
-def make_plan(cfg: ModelConfig, shape: StepShape, machine: Machine) -> TrainingPlan | DoesNotFit:
+def make_plan(
+    cfg: ModelConfig, shape: StepShape, machine: Machine, wish: Wish | None = None
+) -> TrainingPlan | DoesNotFit:
     """The fastest plan that fits, or what does not fit first: the device, main memory, the disk."""
-    found = _on_device(cfg, shape, machine) if machine.device_bytes is not None else _on_processor(cfg, shape, machine)
-    if isinstance(found, DoesNotFit):
-        return found
-    offload, device, step = found
-    memory = _memory(cfg, shape, machine, offload, device)
+    task = _Task(cfg, shape, machine, wish or Wish(), AffineWorks(cfg, shape.context))
+    return _on_processor(task) if machine.device_bytes is None else _on_device(task)
+
+
+def _on_processor(task: _Task) -> TrainingPlan | DoesNotFit:
+    """All at once if that fits; else one layer at a time with the largest micro-batch that does."""
+    cfg, shape, machine = task.cfg, task.shape, task.machine
+    missing: DoesNotFit | None = None
+    for offload, layer_major in _processor_choices(task):
+        device = task.device_memory(offload)
+        work_bytes = device.boundary_bytes + device.kept_bytes + device.work_bytes
+        gradient_bytes = device.gradient_bytes
+        if not layer_major:
+            work_bytes = max(work_bytes, task.works.at(1).update(cfg.layers).peak_bytes)
+            gradient_bytes = 4 * model_layout(cfg).numel
+        needed_bytes = gradient_bytes + work_bytes + device.constant_bytes
+        memory = find_memory(cfg, machine, needed_bytes, task.wish.outer_momentum, mapped_training=layer_major)
+        if isinstance(memory, DoesNotFit):
+            missing = memory
+            continue
+        compute_s = step_flops(cfg, shape, recompute=offload.recompute) / machine.flops_per_s
+        step = StepTime(compute_s, 0.0, hidden=True, disk_s=memory.step_disk_bytes / machine.disk_bytes_per_s)
+        return TrainingPlan(model_layout(cfg).numel, offload, layer_major, None, memory, step)
+    assert missing is not None
+    return missing
+
+
+def _processor_choices(task: _Task) -> Iterator[tuple[OffloadPlan, bool]]:
+    resident, wished = task.cfg.layers + 2, task.wish.slots
+    if not wished:
+        yield OffloadPlan(resident, task.shape.rows, "device", recompute=False), False
+    slots = min(wished or 2, resident)
+    if slots == resident:
+        yield OffloadPlan(slots, task.shape.rows, "device", recompute=False), True
+    for rows in task.micro_rows():
+        yield OffloadPlan(slots, rows, "device"), True
+
+
+def _on_device(task: _Task) -> TrainingPlan | DoesNotFit:
+    """All resident if that fits; else as many slots as fit, with the largest micro-batch that hides the copies."""
+    best = _fastest_on_device(task)
+    if isinstance(best, DoesNotFit):
+        return best
+    offload, device, step = best
+    host_bytes = 0
+    if offload.boundary == "host":
+        states = task.shape.rows * task.shape.context * task.cfg.width * 4
+        host_bytes = (len(offload.stages(task.cfg.layers)) + 2) * states
+    memory = find_memory(task.cfg, task.machine, host_bytes, task.wish.outer_momentum, device_bytes=device.total_bytes)
     if isinstance(memory, DoesNotFit):
         return memory
-    return TrainingPlan(model_layout(cfg).numel, offload, device if machine.device_bytes else None, memory, step)
+    disk_s = memory.step_disk_bytes / task.machine.disk_bytes_per_s
+    step = StepTime(step.compute_s, step.copy_s, step.hidden, disk_s)
+    return TrainingPlan(model_layout(task.cfg).numel, offload, True, device, memory, step)
 
 
-_Found = tuple[OffloadPlan, DeviceMemory, StepTime]
-
-
-def _on_processor(cfg: ModelConfig, shape: StepShape, machine: Machine) -> _Found:
-    plan = resident_plan(cfg.layers, shape.rows)
-    compute_s = step_flops(cfg, shape, recompute=False) / machine.flops_per_s
-    return plan, device_memory(cfg, plan, shape), StepTime(compute_s, 0.0, hidden=True)
-
-
-def _on_device(cfg: ModelConfig, shape: StepShape, machine: Machine) -> _Found | DoesNotFit:
-    """All resident if that fits; else as many slots as fit, with the largest micro-batch that hides the copies."""
-    assert machine.device_bytes is not None
-    best: _Found | None = None
+def _fastest_on_device(task: _Task) -> tuple[OffloadPlan, DeviceMemory, StepTime] | DoesNotFit:
+    cfg, available_bytes = task.cfg, task.machine.device_bytes
+    assert available_bytes is not None
+    best: tuple[OffloadPlan, DeviceMemory, StepTime] | None = None
     smallest_bytes = 0
-    for plan, device in _choices(cfg, shape):
+    for plan in _device_choices(task):
+        device = task.device_memory(plan)
         rest_bytes = device.total_bytes - device.slots_bytes + RESERVE_BYTES
         smallest_bytes = rest_bytes + 2 * layer_bytes(cfg)
-        slots = min(cfg.layers + 2, (machine.device_bytes - rest_bytes) // layer_bytes(cfg))
-        if slots < (2 if plan.recompute else cfg.layers + 2):
+        room = min(cfg.layers + 2, (available_bytes - rest_bytes) // layer_bytes(cfg))
+        slots = task.wish.slots or room
+        if not (2 if plan.recompute else cfg.layers + 2) <= slots <= room:
             continue
         chosen = OffloadPlan(slots, plan.micro_rows, plan.boundary, plan.recompute)
-        step = _step_time(cfg, chosen, shape, machine)
-        if best is None or step.seconds < best[2].seconds:
-            best = chosen, device_memory(cfg, chosen, shape), step
-        if step.seconds <= step.compute_s:
-            break
+        step = _step_time(task, chosen)
+        if (best is None or step.seconds < best[2].seconds) and _fits_exactly(task, chosen):
+            best = chosen, task.device_memory(chosen), step
+            if step.seconds <= step.compute_s:
+                break
     if best is not None:
         return best
     advice = "take a smaller model, a shorter context, or a card with more memory"
-    return DoesNotFit("memory of the card", smallest_bytes, machine.device_bytes, advice)
+    return DoesNotFit("memory of the card", smallest_bytes, available_bytes, advice)
 
 
-def _choices(cfg: ModelConfig, shape: StepShape) -> Iterator[tuple[OffloadPlan, DeviceMemory]]:
-    """Plans from the fastest kind to the smallest, with what they take on the device."""
+def _device_choices(task: _Task) -> Iterator[OffloadPlan]:
+    """Plans from the fastest kind to the smallest, with as few slots as each may have."""
+    cfg, machine, resident = task.cfg, task.machine, task.cfg.layers + 2
+    assert machine.device_bytes is not None
+    least_resident_bytes = resident * layer_bytes(cfg) + 2 * table_bytes(cfg) + RESERVE_BYTES
     for boundary, recompute in (("device", False), ("device", True), ("host", True)):
-        micro_rows = shape.rows
-        while micro_rows >= 1:
-            plan = OffloadPlan(2 if recompute else cfg.layers + 2, micro_rows, boundary, recompute)
-            yield plan, device_memory(cfg, plan, shape)
-            micro_rows //= 2
+        # the layers' graphs need not be looked at where not even their weights fit
+        if recompute or least_resident_bytes < machine.device_bytes:
+            for rows in task.micro_rows():
+                yield OffloadPlan(2 if recompute else resident, rows, boundary, recompute)
 
 
-def _step_time(cfg: ModelConfig, plan: OffloadPlan, shape: StepShape, machine: Machine) -> StepTime:
-    traffic = step_traffic(cfg, plan, shape)
-    copy_s = max(traffic.to_device_bytes, traffic.to_host_bytes) / machine.bus_bytes_per_s
-    compute_s = step_flops(cfg, shape, recompute=plan.recompute) / machine.flops_per_s
+def _fits_exactly(task: _Task, plan: OffloadPlan) -> bool:
+    """Whether the layers themselves, asked about this micro-batch, confirm it."""
+    assert task.machine.device_bytes is not None
+    if min(plan.micro_rows, task.shape.rows) > EXACT_ROWS:
+        return True
+    return device_memory(task.cfg, plan, task.shape).total_bytes + RESERVE_BYTES <= task.machine.device_bytes
+
+
+def _step_time(task: _Task, plan: OffloadPlan) -> StepTime:
+    traffic = step_traffic(task.cfg, plan, task.shape)
+    copy_s = max(traffic.to_device_bytes, traffic.to_host_bytes) / task.machine.bus_bytes_per_s
+    compute_s = step_flops(task.cfg, task.shape, recompute=plan.recompute) / task.machine.flops_per_s
     return StepTime(compute_s, copy_s, hidden=plan.slots >= OVERLAPPING_SLOTS)
-
-
-def _memory(
-    cfg: ModelConfig, shape: StepShape, machine: Machine, offload: OffloadPlan, device: DeviceMemory
-) -> Memory | DoesNotFit:
-    """Main memory and disk. What is touched once a round goes to the disk first, then all of the model's size."""
-    state_bytes = FLOAT_BYTES * model_layout(cfg).numel
-    host = host_memory(cfg, offload, shape)
-    fixed_bytes = 2 * RESERVE_BYTES + host.boundary_bytes
-    if machine.device_bytes is None:
-        fixed_bytes += state_bytes + device.kept_bytes + device.work_bytes  # gradient and activations
-    training_bytes, round_bytes = host.weights_bytes + host.optimizer_bytes, ROUND_VECTORS * state_bytes
-    # two checkpoints and two snapshots, each written whole before the older one goes
-    stored_bytes = 2 * (training_bytes + 3 * state_bytes) + 2 * state_bytes
-    for spilled, in_ram_bytes, on_disk_bytes in (
-        ("", training_bytes + round_bytes, 0),
-        (SPILL_ROUND, training_bytes, round_bytes),
-        (SPILL_ALL, 0, training_bytes + round_bytes),
-    ):
-        if fixed_bytes + in_ram_bytes <= machine.ram_bytes:
-            if stored_bytes + on_disk_bytes > machine.disk_bytes:
-                advice = "free space, or put the state directory on a larger disk with --state-dir"
-                return DoesNotFit("disk", stored_bytes + on_disk_bytes, machine.disk_bytes, advice)
-            device_bytes = 0 if machine.device_bytes is None else device.total_bytes
-            return Memory(device_bytes, fixed_bytes + in_ram_bytes, stored_bytes + on_disk_bytes, spilled)
-    advice = "take a smaller model, a shorter context, or add memory"
-    return DoesNotFit("main memory", fixed_bytes, machine.ram_bytes, advice)

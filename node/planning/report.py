@@ -7,7 +7,8 @@ from typing import Any
 
 from tscale.kernels.offload.memory import StepShape
 from tscale.node.planning.machine import Machine
-from tscale.node.planning.planner import DoesNotFit, TrainingPlan
+from tscale.node.planning.planner import TrainingPlan
+from tscale.node.planning.storage import DoesNotFit
 from tscale.protocol.ladder import bits_per_parameter, choose_rung
 from tscale.protocol.spec import SwarmSpec
 
@@ -68,6 +69,7 @@ def as_json(plan: TrainingPlan, traffic: Traffic, machine: Machine, shape: StepS
         "parameters": plan.parameters,
         "batch": shape.rows,
         "context": shape.context,
+        "layer_major": plan.layer_major,
         "slots": plan.offload.slots,
         "micro_batch": plan.offload.micro_rows,
         "boundary": plan.offload.boundary,
@@ -79,6 +81,7 @@ def as_json(plan: TrainingPlan, traffic: Traffic, machine: Machine, shape: StepS
         "step_s": plan.step.seconds,
         "compute_s": plan.step.compute_s,
         "copy_s": plan.step.copy_s,
+        "disk_s": plan.step.disk_s,
         "tokens_per_s": shape.rows * shape.context / plan.step.seconds,
         "rung": traffic.rung,
         "contribution_bytes": traffic.contribution_bytes,
@@ -92,19 +95,21 @@ def as_lines(found: dict[str, Any], machine: Machine) -> list[str]:
     """The plan for people."""
     on_card = machine.device_bytes is not None
     layers = "all layers" if not found["recompute"] else f"{found['slots']} slots for layers"
+    at_once = f"{layers}, {found['micro_batch']} of {found['batch']} sequences of {found['context']} tokens at a time"
     lines = [f"model     {found['parameters'] / 1e6:,.4g}M parameters"]
     if on_card:
         assert machine.device_bytes is not None
-        lines.append(
-            f"card      {gigabytes(found['device_bytes'])} of {gigabytes(machine.device_bytes)} ({machine.name}): "
-            f"{layers}, {found['micro_batch']} of {found['batch']} sequences of {found['context']} tokens at a time"
-        )
-    spilled = f" ({found['on_disk']})" if found["on_disk"] else ""
+        there = f"{gigabytes(machine.device_bytes)} ({machine.name})"
+        lines.append(f"card      {gigabytes(found['device_bytes'])} of {there}: {at_once}")
+    elif found["layer_major"]:
+        lines.append(f"processor one layer after the other, {at_once}")
+    spilled = f", {found['on_disk']} included" if found["on_disk"] else ""
+    free = "" if machine.disk_bytes is None else f" of {gigabytes(machine.disk_bytes)} free"
     lines += [
         f"memory    {gigabytes(found['ram_bytes'])} of {gigabytes(machine.ram_bytes)}",
-        f"disk      {gigabytes(found['disk_bytes'])} of {gigabytes(machine.disk_bytes)} free{spilled}",
+        f"disk      {gigabytes(found['disk_bytes'])}{free}{spilled}",
         f"step      {found['step_s']:.3g} s for {found['batch'] * found['context']:,} tokens, "
-        f"{found['tokens_per_s']:,.0f} tokens/s (speed {machine.rates})",
+        f"{found['tokens_per_s']:,.0f} tokens/s (speed {found['rates']})",
         f"send      {found['contribution_bytes'] / 1e6:,.3g} MB a round at {found['rung']}, "
         f"{found['contribution_upload_s']:.3g} s at {machine.upload_bits_per_s / 1e6:.3g} Mbit/s",
         f"round     {found['round_s']:.4g} s in the preset, {found['recommended_round_s']:.4g} s or more suit it",

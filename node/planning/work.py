@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tscale.kernels.model_config import ModelConfig, layer_reaches
+from tscale.kernels.model_config import ModelConfig, layer_reaches, model_layout
 from tscale.kernels.offload.memory import StepShape
 from tscale.kernels.offload.pieces import model_places
 from tscale.kernels.polar import NEWTON_SCHULZ_STEPS
@@ -21,12 +21,15 @@ def step_flops(cfg: ModelConfig, shape: StepShape, *, recompute: bool) -> float:
 def muon_flops(cfg: ModelConfig) -> float:
     """Newton-Schulz on every matrix: three products with the shorter side squared, for each step."""
     total = 0.0
-    for index, (rows, columns) in enumerate(model_places(cfg).layers[0].shapes):
-        part = cfg.head_dim if index < 2 else rows
+    for spec in model_layout(cfg).tensors:
+        if spec.role != "matrix":
+            continue
+        rows, columns = spec.shape
+        part = cfg.head_dim if spec.name.startswith(("qc.", "kv.")) else rows
         short, long = min(part, columns), max(part, columns)
         once = 2.0 * short * short * (2 * long + short)
         total += rows // part * NEWTON_SCHULZ_STEPS * once
-    return cfg.layers * total
+    return total
 
 
 def _attention_pairs(cfg: ModelConfig, shape: StepShape) -> float:

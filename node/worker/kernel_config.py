@@ -7,13 +7,21 @@ from tscale.kernels.fold import OuterRule
 from tscale.kernels.inner import InnerConfig
 from tscale.kernels.layout import Layout
 from tscale.kernels.model_config import ModelConfig, model_layout
-from tscale.kernels.precision.capabilities import Capabilities
+from tscale.kernels.precision.capabilities import Capabilities, probe
 from tscale.protocol.errors import BadInput
 from tscale.protocol.spec import SwarmSpec
 
 
-def training_machine() -> Capabilities:
-    """The device that the worker trains on. It is the CPU, also where there is a GPU."""
+def training_machine(device: str = "auto") -> Capabilities:
+    """The device that the worker trains on: a card that torch can use, else the processor, or the one asked for.
+
+    Raises BadInput when a card was asked for ("cuda", AMD's included) and there is none.
+    """
+    found = Capabilities() if device == "cpu" else probe()
+    if found.torch_device == "cuda":
+        return found
+    if device == "cuda":
+        raise BadInput('compute.device is "cuda", but torch finds no card: install a driver, or write device = "auto"')
     return Capabilities()
 
 

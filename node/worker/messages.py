@@ -35,7 +35,9 @@ class WorkerConfig:
 
     `genesis` and `genesis_round` name the state before the first manifest. `data` are the spec's shards as files, in
     the spec's order. `scratch_dir` takes the compressed contributions (the node moves or deletes them).
-    `checkpoint_every_folds` 0 means that only the node asks for checkpoints. `precision` is what the person asked for.
+    `checkpoint_every_folds` 0 means that only the node asks for checkpoints. `precision` and `device` are what the
+    person asked for. `offload_slots` 0 leaves them to the plan; the limits of memory are 0 for what the machine has.
+    `spill_dir` takes what main memory is too short for; when it is empty, `scratch_dir` does.
     """
 
     spec: bytes
@@ -52,6 +54,11 @@ class WorkerConfig:
     evaluate_windows: int = 32
     evaluate_fraction: float = 0.02
     precision: str = "auto"
+    device: str = "auto"
+    offload_slots: int = 0
+    vram_bytes: int = 0
+    ram_bytes: int = 0
+    spill_dir: str = ""
 
 
 @dataclass(frozen=True)
@@ -234,7 +241,7 @@ class Ready:
     """The worker has its state. `note` says what was wrong with a checkpoint, and is empty when nothing was.
 
     `precision` says what the model is trained in and why, `precision_warning` the same when it is not what the machine
-    or the person would have.
+    or the person would have; `device` and `device_warning` say the same of where it is trained.
     """
 
     manifest: bytes
@@ -248,6 +255,8 @@ class Ready:
     state_bytes: int
     precision: str = ""
     precision_warning: str = ""
+    device: str = ""
+    device_warning: str = ""
 
 
 @dataclass(frozen=True)

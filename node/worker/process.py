@@ -38,6 +38,11 @@ def failure(error: BaseException) -> Failed:
     for kind, name in kinds.items():
         if isinstance(error, kind):
             return Failed(name, str(error))
+    # torch is loaded by now, or the error is another one
+    from tscale.kernels.offload.errors import DeviceLost, OutOfDeviceMemory
+
+    if isinstance(error, DeviceLost | OutOfDeviceMemory):
+        return Failed("device", str(error)[:2000])
     return Failed("crash", f"{type(error).__name__}: {error}"[:2000])
 
 

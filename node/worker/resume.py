@@ -15,16 +15,17 @@ from tscale.kernels.codec import decode, encode
 from tscale.kernels.digest import state_digest
 from tscale.kernels.fold import FoldPart, fold
 from tscale.kernels.init import init_state
-from tscale.kernels.inner import InnerTrainer
 from tscale.kernels.layout import Layout, TensorSpec
+from tscale.kernels.precision.capabilities import Capabilities
 from tscale.kernels.precision.selftest import Precision, choose
 from tscale.kernels.replica import OuterState, Replica
-from tscale.node.checkpoint import load_checkpoint, save_checkpoint
+from tscale.node.checkpoint import NewArray, load_checkpoint, save_checkpoint
 from tscale.node.data.corpus import ByteCorpus
-from tscale.node.worker.kernel_config import KernelConfig, kernel_config, training_machine
+from tscale.node.worker.kernel_config import KernelConfig, kernel_config
 from tscale.node.worker.messages import Ready, WorkerConfig
 from tscale.node.worker.progress import Tally
 from tscale.node.worker.session import Base, Between, Emit, Session, SessionParts
+from tscale.node.worker.trainers import arrange, make_trainer, make_vectors
 from tscale.protocol.errors import BadInput, DamagedState, RefuseFrame
 from tscale.protocol.spec import SwarmSpec
 
@@ -38,7 +39,8 @@ def open_session(config: WorkerConfig, between: Between, emit: Emit) -> tuple[Se
     A damaged checkpoint is no error: the one before it, or genesis, is taken, and Ready's note says so.
 
     Raises:
-        BadInput: the spec or the data files can't be used.
+        BadInput: the spec or the data files can't be used, or the machine is too small.
+        DiskFull: what should lie on disk instead of in main memory does not fit there.
     """
     torch.set_num_threads(config.threads)
     spec = read_spec(config.spec)
@@ -46,10 +48,14 @@ def open_session(config: WorkerConfig, between: Between, emit: Emit) -> tuple[Se
     corpus = ByteCorpus(read_shards(spec, config.data), spec.data.heldout_per_mille)
     corpus.batch(bytes(32), 0, 1, kernels.inner.context)  # a text that is too short is refused now, not in a step
     warm_up(kernels)
-    anchor = init_state(kernels.model, spec.seed)
-    replica = Replica(kernels.layout, anchor, spec.outer.rho, spec.outer.beta, kernels.rule)
-    precision, product = choose_precision(config.precision)
-    trainer = InnerTrainer(kernels.model, kernels.inner, replica.local, corpus.counts, product)
+    arrangement = arrange(config, kernels)
+    spill_dir = config.spill_dir or config.scratch_dir
+    vectors = make_vectors(arrangement, kernels, spill_dir)
+    anchor = vectors.rounds()
+    np.copyto(anchor, init_state(kernels.model, spec.seed))
+    replica = Replica(kernels.layout, anchor, spec.outer.rho, spec.outer.beta, kernels.rule, vectors)
+    precision, product = choose_precision(arrangement.machine, config.precision)
+    trainer = make_trainer(arrangement, kernels, replica.local, corpus.counts, product, spill_dir)
     parts = SessionParts(spec, config, kernels, replica, trainer, corpus, between, emit, save_session)
     genesis_state = state_digest(kernels.layout, replica.head.anchor, replica.head.momentum)
     session = Session(parts, Base(config.genesis, config.genesis_round, 0, genesis_state))
@@ -69,13 +75,15 @@ def open_session(config: WorkerConfig, between: Between, emit: Emit) -> tuple[Se
         state_bytes=session.state_bytes,
         precision=precision.text,
         precision_warning=precision.warning,
+        device=arrangement.text,
+        device_warning=arrangement.warning,
     )
 
 
-def choose_precision(wish: str) -> tuple[Precision, Product | None]:
+def choose_precision(machine: Capabilities, wish: str) -> tuple[Precision, Product | None]:
     """What this machine multiplies in; only the trainer uses it. Raises BadInput for an unknown wish."""
     try:
-        return choose(training_machine(), wish)
+        return choose(machine, wish)
     except ValueError as error:
         raise BadInput(str(error)) from error
 
@@ -134,7 +142,9 @@ def save_session(session: Session) -> str:
     def copy_training() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         arrays = {_INNER + name: array for name, array in session.trainer.state_arrays().items()}
         tally = session.tally
-        return arrays | {"local": replica.local.copy()}, {
+        local = replica.vectors.rounds()
+        np.copyto(local, replica.local)
+        return arrays | {"local": local}, {
             "base_steps": session.base_steps,
             "tally": [tally.steps, tally.tokens, tally.loss_sum, tally.spoilt],
             "tokens": session.meter.tokens,
@@ -159,7 +169,7 @@ def save_session(session: Session) -> str:
 def _resume(session: Session) -> tuple[bool, str]:
     """Whether a checkpoint was taken over, and what was wrong with it or with the newest one."""
     try:
-        found = load_checkpoint(Path(session.parts.config.checkpoint_dir))
+        found = load_checkpoint(Path(session.parts.config.checkpoint_dir), _new_array(session.replica))
     except DamagedState as error:
         return False, f"{error}, or from the newest snapshot"
     if found is None:
@@ -196,6 +206,17 @@ def _restore(session: Session, arrays: dict[str, np.ndarray], meta: dict[str, An
     session.take_over(head_base, parent_base, tally)
     session.base_steps = base_steps
     session.meter.resume(all_tokens, all_steps)
+
+
+def _new_array(replica: Replica) -> NewArray:
+    """Whole vectors where the replica has its own; everything else in main memory."""
+
+    def make(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        if shape == (replica.layout.numel,) and np.dtype(dtype) == np.float32:
+            return replica.vectors.rounds()
+        return np.empty(shape, dtype)
+
+    return make
 
 
 def _state_arrays(prefix: str, state: OuterState) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ import numpy as np
 from tscale.kernels.codec import CodecError, verify
 from tscale.kernels.digest import state_digest
 from tscale.kernels.fold import FoldPart
-from tscale.kernels.inner import InnerTrainer, lr_scale
+from tscale.kernels.inner import lr_scale
 from tscale.kernels.replica import Diverged, OuterState, Replica
 from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker import messages as m
@@ -25,6 +25,7 @@ from tscale.node.worker.evaluation import Evaluator
 from tscale.node.worker.kernel_config import KernelConfig
 from tscale.node.worker.progress import Meter, Tally
 from tscale.node.worker.statefile import read_blob, read_snapshot, state_bytes, write_snapshot, write_whole
+from tscale.node.worker.trainers import Trainer
 from tscale.protocol.errors import BadInput, RefuseFrame, SkipRound
 from tscale.protocol.hashing import digest
 from tscale.protocol.spec import SwarmSpec
@@ -56,7 +57,7 @@ class SessionParts:
     config: m.WorkerConfig
     kernels: KernelConfig
     replica: Replica
-    trainer: InnerTrainer
+    trainer: Trainer
     corpus: ByteCorpus
     between: Between
     emit: Emit
@@ -254,7 +255,8 @@ class Session:
 
     def _load(self, command: m.Load) -> m.Loaded:
         has_momentum = self.replica.head.momentum is not None
-        state = read_snapshot(Path(command.path), self.replica.layout.numel, has_momentum=has_momentum)
+        parameters, make = self.replica.layout.numel, self.replica.vectors.rounds
+        state = read_snapshot(Path(command.path), parameters, has_momentum=has_momentum, new_vector=make)
         found = self._digest(state)
         if command.state_digest and found != command.state_digest:
             raise RefuseFrame(f"the snapshot's digest is {found.hex()[:12]}, not {command.state_digest.hex()[:12]}")

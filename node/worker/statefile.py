@@ -6,11 +6,13 @@ momentum, both in layout order.
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from tscale.kernels.fold import NewVector
 from tscale.kernels.replica import OuterState
 from tscale.node.statedir import write_error
 from tscale.protocol.errors import RefuseFrame, SkipRound
@@ -49,24 +51,32 @@ def write_snapshot(path: Path, state: OuterState) -> int:
     return write_whole(path, (np.ascontiguousarray(array, "<f4").data.cast("B") for array in arrays))
 
 
-def read_snapshot(path: Path, parameters: int, *, has_momentum: bool) -> OuterState:
-    """Read an outer state of `parameters` values per vector.
+def read_snapshot(
+    path: Path, parameters: int, *, has_momentum: bool, new_vector: NewVector | None = None
+) -> OuterState:
+    """Read an outer state of `parameters` values per vector. `new_vector` makes them (None: in main memory).
 
     Raises:
         RefuseFrame: the file is missing, has another size, or holds values that are not finite.
+        DiskFull: as `new_vector` raises.
     """
     expected = state_bytes(parameters, has_momentum=has_momentum)
     try:
         size_bytes = path.stat().st_size
         if size_bytes != expected:
             raise RefuseFrame(f"the snapshot has {size_bytes} bytes, this swarm's state has {expected}")
-        flat = np.fromfile(path, "<f4", count=expected // 4)
+        make = new_vector or (lambda: np.empty(parameters, np.float32))
+        vectors = [make() for _ in range(2 if has_momentum else 1)]
+        with path.open("rb") as file:
+            whole = all(file.readinto(vector.data.cast("B")) == vector.nbytes for vector in vectors)
     except OSError as error:
         raise RefuseFrame(f"the snapshot can't be read: {error}") from error
-    if flat.size != expected // 4 or not np.isfinite(flat).all():
+    if sys.byteorder == "big":
+        for vector in vectors:
+            vector.byteswap(inplace=True)
+    if not whole or not all(np.isfinite(vector).all() for vector in vectors):
         raise RefuseFrame("the snapshot is cut short or holds values that are not finite")
-    anchor = flat[:parameters].copy() if has_momentum else flat
-    return OuterState(anchor, flat[parameters:].copy() if has_momentum else None)
+    return OuterState(vectors[0], vectors[1] if has_momentum else None)
 
 
 def read_blob(path: str, max_bytes: int) -> bytes:

@@ -47,6 +47,7 @@ FAILURES: typing.Final[typing.Mapping[str, type[TscaleError]]] = types.MappingPr
         "disk_full": DiskFull,
         "damaged": DamagedState,
         "bad_input": BadInput,
+        "device": RestartWorker,
         "crash": RestartWorker,
     }
 )

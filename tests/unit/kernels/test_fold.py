@@ -7,7 +7,7 @@ import pytest
 
 from tscale.kernels.codec import CodecError, Rung, decode, encode
 from tscale.kernels.feedback import accumulate, feed_back
-from tscale.kernels.fold import FoldPart, OuterRule, fold, fold_reference, warm_up
+from tscale.kernels.fold import FoldOptions, FoldPart, OuterRule, fold, fold_reference, warm_up
 from tscale.kernels.layout import Layout, TensorSpec
 
 LAYOUT = Layout(
@@ -108,7 +108,7 @@ def test_blocks_and_threads_fold_to_the_bits_of_the_reference(rule):
     parts = [FoldPart(encode(large_residual(20 + i), LARGE, rung), 0.3 + i) for i, rung in enumerate(RUNGS)]
     expected = fold_reference(anchor, momentum, parts, LARGE, rule)
     for threads in (1, 2, 5):
-        result = fold(anchor, momentum, parts, LARGE, rule, threads)
+        result = fold(anchor, momentum, parts, LARGE, rule, FoldOptions(threads))
         assert [a.tobytes() for a in result if a is not None] == [a.tobytes() for a in expected if a is not None]
 
 

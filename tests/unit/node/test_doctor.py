@@ -37,7 +37,7 @@ def test_shipped_text_and_codec_are_right_here() -> None:
 def test_the_precision_is_named_and_a_step_down_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_precision("auto") == Verdict("precision", "ok", "fp32: CPU: a CPU multiplies float32 fastest")
     assert check_precision("fp8").seen == "fp8-block (emulation): fp8 was asked for"
-    monkeypatch.setattr(kernel_config, "training_machine", lambda: Capabilities("mps", "Apple GPU"))
+    monkeypatch.setattr(kernel_config, "training_machine", lambda device: Capabilities("mps", "Apple GPU"))
     refused = check_precision("fp8")
     assert (refused.level, refused.seen) == ("warn", "fp32: Apple GPU has no units for fp8")
     assert "[training]" in refused.advice
@@ -45,7 +45,7 @@ def test_the_precision_is_named_and_a_step_down_is_a_warning(monkeypatch: pytest
     def broken(*_: object) -> str:
         return "the product is off by 0.5 of its size"
 
-    monkeypatch.setattr(kernel_config, "training_machine", Capabilities)
+    monkeypatch.setattr(kernel_config, "training_machine", lambda device: Capabilities())
     monkeypatch.setattr(selftest, "product_fault", broken)
     stepped = check_precision("fp8")
     assert stepped.level == "warn" and stepped.seen.startswith("fp32: fp8 was asked for; fp8-block (emulation) failed")

@@ -37,7 +37,17 @@ def test_a_file_with_bom_crlf_and_unicode(tmp_path: Path) -> None:
         ("[network]\nprot = 1", 'f: unknown key "prot" in [network]: did you mean "port"?'),
         ("[netwrok]\nport = 1", 'f: unknown key "netwrok" at the top: did you mean "network"?'),
         ("upload_bytes_per_s = 5", 'f: unknown key "upload_bytes_per_s" at the top: it belongs in [network]'),
-        ("[compute]\nlearning_rate = 1", 'f: unknown key "learning_rate" in [compute]: known are threads'),
+        (
+            "[compute]\nlearning_rate = 1",
+            'f: unknown key "learning_rate" in [compute]: known are threads, device, vram_bytes, ram_bytes, spill_dir, '
+            "offload_slots",
+        ),
+        ('[compute]\ndevice = "gpu"', 'f: compute.device is one of auto, cpu, cuda, not "gpu"'),
+        (
+            "[compute]\noffload_slots = 1",
+            "f: compute.offload_slots is 0 or at least 2: a layer's weights and its momentum",
+        ),
+        ("[compute]\nvram_bytes = -1", "f: compute.vram_bytes is at least 0, not -1"),
         ("network = 5", "f: network is a section, write [network] and its keys below it"),
         ('[network]\nport = "4001"', "f: network.port is a whole number, not '4001'"),
         ("[network]\nport = true", "f: network.port is a whole number, not True"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from tscale.kernels.offload.transfer import Pieces, Slot, Ticket, Traffic
@@ -45,11 +47,15 @@ class CudaTransfer:
 
     def pin(self, host: torch.Tensor) -> None:
         """Register the pages of `host`, which must outlive `close`. Where that is refused, copies are only slower."""
+        if host.numel() == 0 or host.is_pinned():
+            return
         size_bytes = host.numel() * host.element_size()
-        if not host.is_pinned() and not int(
-            torch.cuda.cudart().cudaHostRegister(host.data_ptr(), size_bytes, 0)  # default flags
-        ):
+        if int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), size_bytes, 0)) == 0:
             self._pinned.append(host)
+            return
+        # the refusal stays the thread's last error, and the next kernel's launch check would take it for its own
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.device).add_(1.0)
 
     def to_device(self, hosts: Pieces, slot: Slot, after: tuple[Ticket, ...] = ()) -> Ticket:
         """As Transfer."""

@@ -8,6 +8,7 @@ from tscale.kernels.block import Product
 from tscale.kernels.init import init_state
 from tscale.kernels.inner import InnerConfig
 from tscale.kernels.model_config import ModelConfig
+from tscale.kernels.offload.memory import StepShape
 from tscale.kernels.offload.plan import OffloadPlan
 from tscale.kernels.offload.trainer import OffloadParts, OffloadTrainer
 from tscale.kernels.offload.transfer import Transfer
@@ -17,6 +18,7 @@ MODEL = ModelConfig("tscale", 16, 2, 8, LAYERS, 12, 11, 2)
 # momentum 0: what Muon keeps after a step is the gradient
 INNER = InnerConfig(ROWS, CONTEXT, 0.1, 0.02, 0.01, 0.0, 1000, 10000, 0.1)
 COUNTS = np.arange(11)
+SHAPE = StepShape(ROWS, CONTEXT)
 
 
 def start(model: ModelConfig = MODEL) -> np.ndarray:

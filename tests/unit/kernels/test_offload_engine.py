@@ -9,14 +9,25 @@ import pytest
 import torch
 
 from tests.helpers.fake_transfer import FakeTransfer, TransferMisuse
-from tests.helpers.offload_samples import CONTEXT, COUNTS, INNER, LAYERS, MODEL, ROWS, batch, start, trained
+from tests.helpers.offload_samples import (
+    CONTEXT,
+    COUNTS,
+    INNER,
+    LAYERS,
+    MODEL,
+    ROWS,
+    SHAPE,
+    batch,
+    start,
+    trained,
+    trainer,
+)
 from tscale.kernels.inner import InnerTrainer
 from tscale.kernels.model import TscaleModel
 from tscale.kernels.offload.memory import StepShape, layer_bytes, state_bytes, step_traffic, table_bytes
 from tscale.kernels.offload.plan import OffloadPlan, resident_plan
 from tscale.kernels.offload.transfer import DirectTransfer, Ticket
-
-SHAPE = StepShape(ROWS, CONTEXT)
+from tscale.kernels.precision.half import half_product
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +62,10 @@ PLANS = [
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_gradients_are_those_of_plain_autograd_to_the_bit(plan: OffloadPlan) -> None:
-    trainer, _, losses = trained(plan, FakeTransfer())
+    offloaded, _, losses = trained(plan, FakeTransfer())
     loss, gradient = plain_gradient(plan.micro_rows)
-    state, table = trainer.state_arrays(), MODEL.vocab * MODEL.width
-    assert losses == [loss] and trainer.skipped_updates == 0
+    state, table = offloaded.state_arrays(), MODEL.vocab * MODEL.width
+    assert losses == [loss] and offloaded.skipped_updates == 0
     assert np.array_equal(state["muon_momentum"], gradient[table:-table])
     tables = torch.from_numpy(np.concatenate([gradient[:table], gradient[-table:]]))
     first = torch.zeros_like(tables).lerp_(tables, 1.0 - 0.9)
@@ -83,6 +94,22 @@ def test_everything_resident_is_the_same_again(recompute: bool, slots: int, stag
     assert direct._transfer.traffic.to_device_bytes == 0
     for name, array in faked.state_arrays().items():
         assert np.array_equal(direct.state_arrays()[name], array)
+
+
+def test_a_processor_may_keep_the_boundary_in_host_memory_too() -> None:
+    _, local, losses = trained(OffloadPlan(3, 3, "host"), DirectTransfer(), steps=2)
+    _, other, expected = trained(OffloadPlan(3, 3, "device"), DirectTransfer(), steps=2)
+    assert losses == expected and np.array_equal(local, other)
+
+
+def test_other_matrix_products_take_the_same_way() -> None:
+    product = half_product(torch.bfloat16)
+    offloaded, local = trainer(OffloadPlan(2, ROWS), FakeTransfer(), product)
+    other = start()
+    inner = InnerTrainer(MODEL, INNER, other, COUNTS, product)
+    losses = [[t.step(batch(step), 1.0) for step in range(2)] for t in (offloaded, inner)]
+    assert losses[0] == losses[1] != trained(OffloadPlan(2, ROWS), FakeTransfer(), steps=2)[2]
+    np.testing.assert_allclose(local, other, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -181,9 +208,9 @@ def test_a_step_that_does_not_finish_its_copies_shows() -> None:
 def test_a_change_of_the_parameters_between_steps_counts() -> None:
     losses = []
     for transfer, plan in ((FakeTransfer(), OffloadPlan(3, 4)), (DirectTransfer(), resident_plan(LAYERS, ROWS))):
-        trainer, local, _ = trained(plan, transfer)
+        offloaded, local, _ = trained(plan, transfer)
         local *= np.float32(0.5)
-        losses.append(trainer.step(batch(1), 1.0))
+        losses.append(offloaded.step(batch(1), 1.0))
     other = start()
     inner = InnerTrainer(MODEL, INNER, other, COUNTS)
     inner.step(batch(0), 1.0)

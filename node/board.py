@@ -101,6 +101,7 @@ class Board:
         self._missed = 0
         self._own_bytes = 0
         self._own_rung = ""
+        self.device = self.precision = ""
         self._last_round = -1
 
     # -- news ---------------------------------------------------------------------------------------------------
@@ -109,6 +110,7 @@ class Board:
         """A worker has its state; the counters of the one before it are over."""
         self.progress = None
         self.trouble = ""
+        self.device, self.precision = ready.device, ready.precision
         self.warnings = tuple(line for line in (ready.device_warning, ready.precision_warning) if line)
 
     def on_trouble(self, reason: str) -> None:
@@ -250,6 +252,8 @@ class Board:
             loss_train=progress.loss if progress else None,
             loss_heldout=heldout,
             utilisation=min(1.0, progress.training_s / progress.wall_s) if progress and progress.wall_s > 0 else None,
+            device=self.device,
+            precision=self.precision,
             history=tuple(self.history),
         )
 

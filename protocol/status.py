@@ -59,7 +59,8 @@ class LossPoint:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStatus:
-    """Local progress. `tokens_total` is the swarm's, `utilisation` the share of time spent in training steps."""
+    """Local progress. `tokens_total` is the swarm's, `utilisation` the share of time spent in training steps; `device`
+    and `precision` say where and in what number format it trains, and are empty before it does."""
 
     tokens_local: int
     tokens_total: int
@@ -68,6 +69,8 @@ class TrainingStatus:
     loss_train: float | None
     loss_heldout: float | None
     utilisation: float | None
+    device: str
+    precision: str
     history: tuple[LossPoint, ...]
 
 

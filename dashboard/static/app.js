@@ -157,6 +157,7 @@ function showFacts(source) {
     runs(source) ? ["Running for", duration(serverNow() - node.started_unix_s)]
       : ["Ran for", duration(updated - node.started_unix_s)],
     ["Time spent training", training.utilisation === null ? "–" : percent(training.utilisation)],
+    ["Trains on", training.device ? `${training.device}, ${training.precision}` : "–"],
     ["Contributions taken", `${count(credit.contributions_accepted)}, missed ${count(credit.contributions_missed)}`],
     ["Last contribution", credit.last_reason || (credit.contributions_accepted > 0 ? "taken" : "–")],
     ["Last manifest", round.head || "–"],

@@ -96,6 +96,11 @@ def as_lines(view: NodeView) -> list[str]:
         f"{training.tokens_total:,} tokens by all, {snapshot.credit.tokens_accepted:,} accepted from here",
         f"  loss {show_loss(training.loss_train)}, held-out {show_loss(training.loss_heldout)}, "
         f"{training.tokens_per_s:,.0f} tokens/s, peers {count_alive(snapshot)}",
+        *(
+            [f"  trains on {plain_text(training.device)} in {plain_text(training.precision)}"]
+            if training.device
+            else []
+        ),
         f"  sent {show_bytes(transfer.up_bytes)}, received {show_bytes(transfer.down_bytes)}",
     ]
     return lines + [f"  warning: {plain_text(warning)}" for warning in snapshot.warnings]

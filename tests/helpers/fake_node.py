@@ -71,7 +71,7 @@ class FakeNode:
             activity="training",
             reason="",
             round=RoundStatus(number + 1, 0.0, 1.0, number, "", "", 3),
-            training=TrainingStatus(0, number * TOKENS, 100.0, 1, 2.0, 2.0, None, ()),
+            training=TrainingStatus(0, number * TOKENS, 100.0, 1, 2.0, 2.0, None, "", "", ()),
             peers=(),
             transfer=TransferStatus(0, 0, 0.0, 0.0, 1000, 0.5, "1/16"),
             model=ModelStatus("tscale", 16_000),

@@ -138,7 +138,7 @@ def sample_status() -> StatusSnapshot:
         activity="training",
         reason="",
         round=RoundStatus(8, T0_UNIX_S + 18.0, 2.0, 7, sample_manifest().digest.hex(), "ab" * 32, 2),
-        training=TrainingStatus(8192, 100_000, 4000.5, 64, 2.5, None, 0.97, history),
+        training=TrainingStatus(8192, 100_000, 4000.5, 64, 2.5, None, 0.97, "the processor", "fp32", history),
         peers=peers,
         transfer=TransferStatus(17_000, 34_000, 8_500.0, 17_000.0, 17_000, 0.151, "1/64"),
         model=ModelStatus("tscale", 900_000),

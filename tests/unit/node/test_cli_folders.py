@@ -57,7 +57,7 @@ def snapshot(updated_unix_s: float, state: StateDir) -> StatusSnapshot:
         activity="alone",
         reason="no other peer answers",
         round=RoundStatus(12, 1004.5, 8.0, 11, "ab" * 32, "cd" * 32, 1),
-        training=TrainingStatus(5_000, 45_312, 8123.4, 40, 2.1129, 2.2, 0.97, ()),
+        training=TrainingStatus(5_000, 45_312, 8123.4, 40, 2.1129, 2.2, 0.97, "the processor", "fp32", ()),
         peers=(),
         transfer=TransferStatus(1, 2, 0.0, 0.0, 0, 0.0, ""),
         model=ModelStatus("tscale", 600_000),

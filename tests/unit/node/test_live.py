@@ -50,7 +50,7 @@ def snapshot(folded_round: int = 11, activity: str = "training", reason: str = "
         activity=activity,
         reason=reason,
         round=RoundStatus(12, 1004.5, 8.0, folded_round, "ab" * 32, "cd" * 32, 3),
-        training=TrainingStatus(5_000, 45_312, 8123.4, 40, 2.1129, None, 0.97, ()),
+        training=TrainingStatus(5_000, 45_312, 8123.4, 40, 2.1129, None, 0.97, "the processor", "fp32", ()),
         peers=(peer(0, True, this_node=True), peer(1, True), peer(2, False), peer(3, True)),
         transfer=TransferStatus(1, 2, 96_000.0, 272_000.0, 34_100, 0.4671, "1/16"),
         model=ModelStatus("tscale", 600_000),

@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	       "Name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
 	  echo "make: $(PYTHON) -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@echo "installing into .venv (about 2 GB, some minutes)"
+	@echo "installing into .venv (about 3 GB, some minutes)"
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@

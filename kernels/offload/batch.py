@@ -66,6 +66,7 @@ class BatchRun:
         self._inputs_BT = tokens_BT1[:, :-1]
         self._targets_BT = tokens_BT1[:, 1:]
         self._boundary = boundary
+        self._embedded: dict[range, torch.Tensor] = {}
         self._graphs: dict[tuple[int, range], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def forget(self, index: int) -> None:
@@ -74,17 +75,21 @@ class BatchRun:
 
     def close(self) -> None:
         """Drop everything."""
-        self._graphs.clear()
+        self._forget_graphs()
         self._boundary.clear()
 
     def embed(self, table_VD: torch.Tensor) -> None:
-        """State 0."""
+        """State 0. With a table that requires a gradient and without `recompute` the graph is kept."""
 
         def work() -> None:
             self._boundary.drop(0)
+            keep = not self.recompute and table_VD.requires_grad
             for rows in self.ranges:
-                with torch.no_grad():
-                    self._boundary.put(0, rows, embed(table_VD, self._inputs(rows)))
+                with torch.set_grad_enabled(keep):
+                    out = embed(table_VD, self._inputs(rows))
+                if keep:
+                    self._embedded[rows] = out
+                self._boundary.put(0, rows, out.detach())
 
         self._transaction(work)
 
@@ -155,7 +160,8 @@ class BatchRun:
             table_VD.grad.zero_()
             with closing(self._boundary.stream((_gradient_key(0),), self.ranges)) as states:
                 for rows, (gradient_DM,) in states:
-                    torch.autograd.backward(embed(table_VD, self._inputs(rows)), gradient_DM)
+                    out = self._embedded.pop(rows, None)
+                    torch.autograd.backward(embed(table_VD, self._inputs(rows)) if out is None else out, gradient_DM)
 
         self._transaction(work)
         self.close()
@@ -210,10 +216,14 @@ class BatchRun:
         """First stop keeping graphs, then halve the micro-batches. Raises OutOfDeviceMemory at single sequences."""
         if not self.recompute:
             self.recompute = True
-            self._graphs.clear()
+            self._forget_graphs()
         elif all(len(rows) == 1 for rows in self.ranges):
             raise OutOfDeviceMemory(f"one sequence of {self._inputs_BT.shape[1]} tokens does not fit: {said}")
         else:
             self.ranges = tuple(half for rows in self.ranges for half in halves(rows))
         if self._inputs_BT.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _forget_graphs(self) -> None:
+        self._embedded.clear()
+        self._graphs.clear()

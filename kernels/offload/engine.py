@@ -106,7 +106,7 @@ class LayerEngine:
             self._settle(optimizer, 0)
 
     def _forward(self, run: BatchRun) -> None:
-        run.embed(self._ends.take("embed")[0])
+        run.embed(leaf(self._ends.take("embed")[0], self._table_gradient()))
         self._ends.release("embed")
         for index in range(len(self._stages)):
             layers = self._leaves_of(index, self._layers.take(("weights", index)))

@@ -102,7 +102,7 @@ class OffloadTrainer:
         rule = MuonRule(inner_cfg.momentum, inner_cfg.weight_decay, polar_rule(device.type))
         update = LayerUpdate(model_cfg.head_dim, rule)
         self._engine = LayerEngine(places, parts.plan, parts.transfer, update)
-        self._boundaries: dict[tuple[int, int], Boundary] = {}
+        self._boundaries: dict[tuple[int, int, int], Boundary] = {}
 
     @property
     def skipped_updates(self) -> int:
@@ -183,12 +183,13 @@ class OffloadTrainer:
     def _boundary(self, rows: int, positions: int) -> Boundary:
         if not self._host_boundary:
             return DeviceBoundary(positions)
-        size = (rows, positions)
+        micro_rows = min(self.micro_rows, rows)
+        size = (rows, positions, micro_rows)
         if size not in self._boundaries:
-            # one shape at a time: this is most of the host memory
-            row_shape, micro_rows = (self.model_cfg.width, positions), min(self.micro_rows, rows)
-            made = HostBoundary(self._transfer, row_shape, rows, micro_rows, self._scratch)
-            self._boundaries = {size: made}
+            # one at a time: this is most of the host memory, and its slots are the device's
+            self._boundaries.clear()
+            row_shape = (self.model_cfg.width, positions)
+            self._boundaries[size] = HostBoundary(self._transfer, row_shape, rows, micro_rows, self._scratch)
         return self._boundaries[size]
 
     @contextmanager

@@ -35,6 +35,7 @@ _LOG = logging.getLogger("tscale.trainer")
 _BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 _STEADY_S = 120.0
 CALL_TIMEOUT_S = 900.0
+PLAIN = "training on the processor in fp32"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Trainer:
         self._paused = True
         self._stopping = False
         self._last_words = ""
-        self._said_device = ""
+        self._said_how = ""
 
     @property
     def pid(self) -> int | None:
@@ -166,13 +167,13 @@ class Trainer:
         return self._last_words or reason
 
     def _tell(self, ready: Ready) -> None:
-        """What a person should know of a worker that starts; where it trains only when that is new."""
+        """What a person should know of a worker that starts; how it trains only when that is new and not PLAIN."""
         if ready.note:
             self._hooks.on_notice(ready.note)
-        where = f"training on {ready.device} in {ready.precision.split(':')[0]}"
-        if where != self._said_device:
-            self._said_device = where
-            self._hooks.on_notice(f"{where}; {ready.device_warning}" if ready.device_warning else where)
+        how = f"training on {ready.device} in {ready.precision.split(':')[0]}"
+        if how not in (self._said_how, PLAIN) or ready.device_warning:
+            self._hooks.on_notice(f"{how}; {ready.device_warning}" if ready.device_warning else how)
+        self._said_how = how
 
     def _on_event(self, event: WorkerEvent) -> None:
         if isinstance(event, Progress):

@@ -36,7 +36,7 @@ def wanted_model(name: str, context: int | None) -> WantedModel:
         config = kernel_config(spec).model
         shape = StepShape(spec.inner.batch, spec.inner.context)
     elif name in PRESETS:
-        spec = preset(PRESET_NAMES[0], data=(nothing,), owner=NO_OWNER, t0_unix_s=0.0)
+        spec = preset(PRESET_NAMES[-1], data=(nothing,), owner=NO_OWNER, t0_unix_s=0.0)
         spec = replace(spec, rounds=replace(spec.rounds, length_s=PLANNED_ROUND_S))
         config, shape = PRESETS[name], StepShape(STEP_TOKENS // CONTEXT, CONTEXT)
     else:

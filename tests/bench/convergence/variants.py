@@ -260,6 +260,7 @@ def _mends(base: Variant) -> tuple[Variant, ...]:
         replace(base, name="4 x 2: 1/64, gain 2, the last tenth at 1/8", finish=sparse(8)),
         replace(base, name="4 x 2: 1/64, 20 steps a round", steps=peers(4, 20)),
         replace(base, name="4 x 2: 1/64, gain 1.5, decay 0.99", densities=sparse(64, 1.5), beta=0.99),
+        replace(base, name="4 x 2: 1/64, gain 3", densities=sparse(64, 3.0)),
         replace(base, name="4 x 2: 1/64, gain from 3 to 1", densities=sparse(64, 3.0), late_gain=1.0),
         replace(base, name="4 x 2: 1/64, Nesterov 0.7/0.6", densities=sparse(64, 1.0), **NESTEROV),
         *(

@@ -55,7 +55,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 def parse_bits_per_s(text: str, option: str) -> float:
     """`20Mbit`, `1.5Gbit` or plain bits per second. Raises BadInput."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg])?(?:bit)?(?:/s|ps)?\s*", text.lower())
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg])?(?:bit(?:/s|ps)?|bps)?\s*", text.lower())
     rate = float(found[1]) * _UNITS[found[2] or ""] if found is not None else 0.0
     if rate <= 0.0:
         raise BadInput(f"{option} is a rate like 20Mbit, not {text!r}")

@@ -59,9 +59,7 @@ def test_float32_learns_something(in_float32: list[tuple[float, float]]) -> None
 
 
 @pytest.mark.parametrize("path", [path for path in PrecisionPath if path != PrecisionPath.FP32])
-def test_150_steps_end_where_float32_ends(
-    path: PrecisionPath, in_float32: list[tuple[float, float]]
-) -> None:
+def test_150_steps_end_where_float32_ends(path: PrecisionPath, in_float32: list[tuple[float, float]]) -> None:
     # 0.05 nats is the requirement; weights of one bit or activations of one digit miss float32 by 0.02 to 0.04 here
     for seed in range(SEEDS):
         assert abs(trained_loss(path, seed)[1] - in_float32[seed][1]) < 0.015, f"seed {seed}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,9 +136,9 @@ class InnerTrainer:
         """Forget the optimizer's state, after a gap of more than two rounds."""
         self._optimizer.reset()
 
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """The optimizer's state as copies, for a checkpoint."""
-        return self._optimizer.state_arrays()
+    def state_arrays(self, copy: Callable[[np.ndarray], np.ndarray] = np.copy) -> dict[str, np.ndarray]:
+        """The optimizer's state as copies, for a checkpoint; `copy` makes them, in a file if need be."""
+        return self._optimizer.state_arrays(copy)
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Take over a checkpoint's state; ValueError when it does not fit."""

@@ -7,6 +7,7 @@ P parameters.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,18 +166,18 @@ class InnerOptimizer:
             buffer.zero_()
         self._adam.steps = 0
 
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the state, by name."""
+    def state_arrays(self, copy: Callable[[np.ndarray], np.ndarray] = np.copy) -> dict[str, np.ndarray]:
+        """Copies of the state, by name, as `copy` makes them."""
         return {
-            "muon_momentum": self._muon.momentum.numpy().copy(),
-            "adam_first": self._adam.first.numpy().copy(),
-            "adam_second": self._adam.second.numpy().copy(),
+            "muon_momentum": copy(self._muon.momentum.numpy()),
+            "adam_first": copy(self._adam.first.numpy()),
+            "adam_second": copy(self._adam.second.numpy()),
             "adam_steps": np.array([self._adam.steps], np.int64),
         }
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Take over a state; ValueError when a name is missing or a size differs, and then nothing is changed."""
-        own = self.state_arrays()
+        own = self.state_arrays(lambda array: array)
         for name, current in own.items():
             given = arrays.get(name)
             if given is None or given.shape != current.shape or given.dtype != current.dtype:

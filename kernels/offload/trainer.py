@@ -20,7 +20,7 @@ and with boundary activations on the host, N stages, and S the bytes of one stat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -50,7 +50,8 @@ class OffloadParts:
     """Where and how an OffloadTrainer works.
 
     `optimizer` is its state (None: zeros in main memory); `scratch` makes the host's tensors for boundary activations
-    (None: the transfer's, which copy fastest). Both may be files: `tscale.kernels.offload.spill`.
+    (None: the transfer's, which copy fastest). Both may be files: `tscale.kernels.offload.spill`. `mapped` says that
+    the parameters are in a file, whose pages can't be pinned.
     """
 
     plan: OffloadPlan
@@ -58,6 +59,7 @@ class OffloadParts:
     product: Product | None = None
     optimizer: HostOptimizer | None = None
     scratch: Memory | None = None
+    mapped: bool = False
 
 
 class OffloadTrainer:
@@ -93,7 +95,8 @@ class OffloadTrainer:
         self._transfer = parts.transfer
         self._flat = torch.from_numpy(local)
         self._optimizer = parts.optimizer or memory_optimizer(places)
-        for tensor in (self._flat, *(() if self._optimizer.mapped else self._optimizer.tensors.values())):
+        held = () if parts.mapped else (self._flat,)
+        for tensor in (*held, *(() if self._optimizer.mapped else self._optimizer.tensors.values())):
             parts.transfer.pin(tensor)
         device = parts.transfer.device
         bias_V = output_bias(counts).to(device)
@@ -159,9 +162,9 @@ class OffloadTrainer:
         """Forget the optimizer's state, after a gap of more than two rounds."""
         self._optimizer.reset()
 
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """The optimizer's state as copies, for a checkpoint."""
-        return self._optimizer.state_arrays()
+    def state_arrays(self, copy: Callable[[np.ndarray], np.ndarray] = np.copy) -> dict[str, np.ndarray]:
+        """The optimizer's state as copies, for a checkpoint; `copy` makes them, in a file if need be."""
+        return self._optimizer.state_arrays(copy)
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Take over a checkpoint's state; ValueError when it does not fit."""

@@ -5,6 +5,7 @@ The same arithmetic as `tscale.kernels.muon` on the whole flat vector, and the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,9 +57,9 @@ class HostOptimizer:
             tensor.zero_()
         self.adam_steps = 0
 
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the state, by name; the names and sizes are those of InnerOptimizer."""
-        arrays = {name: tensor.numpy().copy() for name, tensor in self.tensors.items()}
+    def state_arrays(self, copy: Callable[[np.ndarray], np.ndarray] = np.copy) -> dict[str, np.ndarray]:
+        """Copies of the state, by name, as `copy` makes them; the names and sizes are those of InnerOptimizer."""
+        arrays = {name: copy(tensor.numpy()) for name, tensor in self.tensors.items()}
         return arrays | {"adam_steps": np.array([self.adam_steps], np.int64)}
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:

@@ -19,13 +19,13 @@ from tscale.kernels.layout import Layout, TensorSpec
 from tscale.kernels.precision.capabilities import Capabilities
 from tscale.kernels.precision.selftest import Precision, choose
 from tscale.kernels.replica import OuterState, Replica
-from tscale.node.checkpoint import NewArray, load_checkpoint, save_checkpoint
+from tscale.node.checkpoint import load_checkpoint, save_checkpoint
 from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker.kernel_config import KernelConfig, kernel_config
 from tscale.node.worker.messages import Ready, WorkerConfig
 from tscale.node.worker.progress import Tally
 from tscale.node.worker.session import Base, Between, Emit, Session, SessionParts
-from tscale.node.worker.trainers import arrange, make_trainer, make_vectors
+from tscale.node.worker.trainers import arrange, make_arrays, make_trainer, make_vectors
 from tscale.protocol.errors import BadInput, DamagedState, RefuseFrame
 from tscale.protocol.spec import SwarmSpec
 
@@ -50,13 +50,14 @@ def open_session(config: WorkerConfig, between: Between, emit: Emit) -> tuple[Se
     warm_up(kernels)
     arrangement = arrange(config, kernels)
     spill_dir = config.spill_dir or config.scratch_dir
-    vectors = make_vectors(arrangement, kernels, spill_dir)
+    new_array = make_arrays(arrangement, spill_dir)
+    vectors = make_vectors(arrangement, kernels.layout, new_array)
     anchor = vectors.rounds()
     np.copyto(anchor, init_state(kernels.model, spec.seed))
     replica = Replica(kernels.layout, anchor, spec.outer.rho, spec.outer.beta, kernels.rule, vectors)
     precision, product = choose_precision(arrangement.machine, config.precision)
     trainer = make_trainer(arrangement, kernels, replica.local, corpus.counts, product, spill_dir)
-    parts = SessionParts(spec, config, kernels, replica, trainer, corpus, between, emit, save_session)
+    parts = SessionParts(spec, config, kernels, replica, trainer, corpus, between, emit, save_session, new_array)
     genesis_state = state_digest(kernels.layout, replica.head.anchor, replica.head.momentum)
     session = Session(parts, Base(config.genesis, config.genesis_round, 0, genesis_state))
     resumed, note = _resume(session)
@@ -139,12 +140,15 @@ def save_session(session: Session) -> str:
     """
     replica = session.replica
 
+    def copy(array: np.ndarray) -> np.ndarray:
+        made = session.parts.new_array(array.shape, array.dtype.str)
+        np.copyto(made, array)
+        return made
+
     def copy_training() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        arrays = {_INNER + name: array for name, array in session.trainer.state_arrays().items()}
+        arrays = {_INNER + name: array for name, array in session.trainer.state_arrays(copy).items()}
         tally = session.tally
-        local = replica.vectors.rounds()
-        np.copyto(local, replica.local)
-        return arrays | {"local": local}, {
+        return arrays | {"local": copy(replica.local)}, {
             "base_steps": session.base_steps,
             "tally": [tally.steps, tally.tokens, tally.loss_sum, tally.spoilt],
             "tokens": session.meter.tokens,
@@ -169,7 +173,7 @@ def save_session(session: Session) -> str:
 def _resume(session: Session) -> tuple[bool, str]:
     """Whether a checkpoint was taken over, and what was wrong with it or with the newest one."""
     try:
-        found = load_checkpoint(Path(session.parts.config.checkpoint_dir), _new_array(session.replica))
+        found = load_checkpoint(Path(session.parts.config.checkpoint_dir), session.parts.new_array)
     except DamagedState as error:
         return False, f"{error}, or from the newest snapshot"
     if found is None:
@@ -206,17 +210,6 @@ def _restore(session: Session, arrays: dict[str, np.ndarray], meta: dict[str, An
     session.take_over(head_base, parent_base, tally)
     session.base_steps = base_steps
     session.meter.resume(all_tokens, all_steps)
-
-
-def _new_array(replica: Replica) -> NewArray:
-    """Whole vectors where the replica has its own; everything else in main memory."""
-
-    def make(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        if shape == (replica.layout.numel,) and np.dtype(dtype) == np.float32:
-            return replica.vectors.rounds()
-        return np.empty(shape, dtype)
-
-    return make
 
 
 def _state_arrays(prefix: str, state: OuterState) -> dict[str, np.ndarray]:

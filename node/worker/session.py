@@ -19,6 +19,7 @@ from tscale.kernels.digest import state_digest
 from tscale.kernels.fold import FoldPart
 from tscale.kernels.inner import lr_scale
 from tscale.kernels.replica import Diverged, OuterState, Replica
+from tscale.node.checkpoint import NewArray
 from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker import messages as m
 from tscale.node.worker.evaluation import Evaluator
@@ -51,7 +52,8 @@ class Base:
 
 @dataclass(frozen=True)
 class SessionParts:
-    """Everything a session is composed of. `save` writes a checkpoint of the session it gets."""
+    """Everything a session is composed of. `save` writes a checkpoint of the session it gets; `new_array`
+    makes the arrays that are copied for it and read from it."""
 
     spec: SwarmSpec
     config: m.WorkerConfig
@@ -62,6 +64,7 @@ class SessionParts:
     between: Between
     emit: Emit
     save: Callable[["Session"], str]
+    new_array: NewArray = np.empty
     clock: Callable[[], float] = time.monotonic
 
 

@@ -14,6 +14,7 @@ import torch
 
 from tscale.kernels.block import Product
 from tscale.kernels.inner import InnerTrainer
+from tscale.kernels.layout import Layout
 from tscale.kernels.offload.cuda import CudaTransfer
 from tscale.kernels.offload.memory import StepShape
 from tscale.kernels.offload.pieces import model_places
@@ -23,6 +24,7 @@ from tscale.kernels.offload.trainer import OffloadParts, OffloadTrainer
 from tscale.kernels.offload.transfer import DirectTransfer, Transfer
 from tscale.kernels.precision.capabilities import Capabilities
 from tscale.kernels.replica import Vectors, memory_vectors
+from tscale.node.checkpoint import NewArray
 from tscale.node.planning.machine import Machine, this_machine
 from tscale.node.planning.planner import Wish, make_plan
 from tscale.node.planning.report import gigabytes, missing_as_line
@@ -40,6 +42,7 @@ from tscale.node.worker.messages import WorkerConfig
 from tscale.protocol.errors import BadInput
 
 _SPILLED_OPTIMIZER = "optimizer.spill"
+_LEAST_ON_DISK = 1024
 _ACTIVATIONS_PER_LAYER = 40
 """Vectors of the model's width that a layer keeps of each token for its derivative, rounded up."""
 
@@ -65,7 +68,7 @@ class Trainer(Protocol):
         """As InnerTrainer."""
         ...
 
-    def state_arrays(self) -> dict[str, np.ndarray]:
+    def state_arrays(self, copy: Callable[[np.ndarray], np.ndarray] = np.copy) -> dict[str, np.ndarray]:
         """As InnerTrainer."""
         ...
 
@@ -160,21 +163,35 @@ def _within_limits(machine: Machine, config: WorkerConfig) -> Machine:
     return replace(machine, device_bytes=min(free_bytes, config.vram_bytes or free_bytes))
 
 
-def make_vectors(arrangement: Arrangement, kernels: KernelConfig, spill_dir: str) -> Vectors:
-    """Who makes the replica's vectors. Those on disk are in files without a name, of which a crash leaves nothing.
+def make_arrays(arrangement: Arrangement, spill_dir: str) -> NewArray:
+    """Who makes arrays of the model's size: main memory, or files without a name, of which a crash leaves nothing.
 
-    Making one raises DiskFull or BadInput.
+    Making one in a file raises DiskFull or BadInput.
     """
-    in_memory = memory_vectors(kernels.layout)
     if arrangement.spilled == SPILL_NOTHING:
-        return in_memory
-    make = _on_disk(Path(spill_dir))
+        return np.empty
+    folder = _made(Path(spill_dir))
+    make = scratch_memory(folder)
+
+    def new_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        if np.dtype(dtype) != np.float32 or len(shape) != 1 or shape[0] < _LEAST_ON_DISK:
+            return np.empty(shape, dtype)
+        try:
+            array: np.ndarray = make(shape[0]).numpy()
+        except OSError as error:
+            raise write_error(folder / f"{gigabytes(4 * shape[0])} of a vector", error) from error
+        return array
+
+    return new_array
+
+
+def make_vectors(arrangement: Arrangement, layout: Layout, new_array: NewArray) -> Vectors:
+    """Who makes the replica's vectors."""
 
     def new_vector() -> np.ndarray:
-        vector: np.ndarray = make(kernels.layout.numel).numpy()
-        return vector
+        return new_array((layout.numel,), "f4")
 
-    return Vectors(new_vector, new_vector if arrangement.spilled == SPILL_ALL else in_memory.local)
+    return Vectors(new_vector, new_vector if arrangement.spilled == SPILL_ALL else memory_vectors(layout).local)
 
 
 def make_trainer(
@@ -196,25 +213,14 @@ def make_trainer(
             optimizer = create_spill(path, model_places(kernels.model), os.urandom(16))
         except OSError as error:
             raise write_error(path, error) from error
-    parts = OffloadParts(arrangement.offload, make_transfer(arrangement.machine), product, optimizer)
+    transfer, mapped = make_transfer(arrangement.machine), arrangement.spilled == SPILL_ALL
+    parts = OffloadParts(arrangement.offload, transfer, product, optimizer, mapped=mapped)
     return OffloadTrainer(kernels.model, kernels.inner, local, counts, parts)
 
 
 def make_transfer(machine: Capabilities) -> Transfer:
     """The copies between host and device; on the processor there are none."""
     return DirectTransfer() if machine.device == "cpu" else CudaTransfer(machine.torch_device)
-
-
-def _on_disk(folder: Path) -> Callable[[int], torch.Tensor]:
-    make = scratch_memory(_made(folder))
-
-    def new_tensor(numel: int) -> torch.Tensor:
-        try:
-            return make(numel)
-        except OSError as error:
-            raise write_error(folder / f"{gigabytes(4 * numel)} of a vector", error) from error
-
-    return new_tensor
 
 
 def _made(folder: Path) -> Path:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 PIECE_BYTES = 16 * 1024
 """Transfers ask for at most this much at a time."""
+
+SMALL_BYTES = 16 * 1024
+"""Frames up to this size pass ahead of longer ones: gossip, questions and records must not wait for blobs."""
 
 _BURST_S = 0.1
 
@@ -62,7 +66,9 @@ class RateLimiter:
     bucket: TokenBucket = field(default_factory=lambda: TokenBucket(None))
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    _order: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _busy: bool = False
+    _small: deque[asyncio.Future[None]] = field(default_factory=deque)
+    _bulk: deque[asyncio.Future[None]] = field(default_factory=deque)
 
     @property
     def limited(self) -> bool:
@@ -73,11 +79,37 @@ class RateLimiter:
         """Change the limit of running transfers too. Bytes per second; None is no limit."""
         self.bucket.set_rate(rate_bps, self.now_s())
 
-    async def spend(self, size_bytes: int) -> None:
-        """Wait until `size_bytes` may pass. First come, first served."""
+    async def spend(self, size_bytes: int, bulk: bool = False) -> None:
+        """Wait until `size_bytes` may pass: first come, first served, and `bulk` after everything that is none."""
         if not self.limited:
             return
-        async with self._order:
+        await self._take_turn(self._bulk if bulk else self._small)
+        try:
             wait_s = self.bucket.take(size_bytes, self.now_s())
             if wait_s > 0:
                 await self.sleep(wait_s)
+        finally:
+            self._pass_on()
+
+    async def _take_turn(self, queue: deque[asyncio.Future[None]]) -> None:
+        if not self._busy:
+            self._busy = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it had the turn already
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Give the turn to who waits next, those that gave up left out."""
+        for queue in (self._small, self._bulk):
+            while queue:
+                turn = queue.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._busy = False

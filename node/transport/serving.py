@@ -96,12 +96,24 @@ class RequestServer:
                     _LOG.debug("request_abandoned peer=%s", peer.hex()[:16])
                     return
                 status, reply = answer.result()
-                await write_reply(writer, status, reply, self._link)
+                await self._reply(writer, status, reply, over)
             except BaseException:
                 over.cancel()
                 raise
         await asyncio.wait({over}, timeout=_ACK_TIMEOUT_S)
         over.cancel()
+
+    async def _reply(self, writer: asyncio.StreamWriter, status: int, reply: bytes, over: asyncio.Task[None]) -> None:
+        """Send a reply; the rest of it stays here when the asker gives up, as a slow uplink has better to carry."""
+        sending = asyncio.create_task(write_reply(writer, status, reply, self._link))
+        try:
+            await asyncio.wait({sending, over}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not sending.done():
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+        if not sending.cancelled():
+            sending.result()
 
     @contextlib.asynccontextmanager
     async def _counted(self, peer: bytes) -> AsyncIterator[None]:

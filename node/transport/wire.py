@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from tscale.node.ratelimit import RateLimiter
+from tscale.node.ratelimit import SMALL_BYTES, RateLimiter
 from tscale.node.transport.base import MAX_PAYLOAD_BYTES, Traffic, TransportError
 
 PROTOCOL = "/tscale/request/1"
@@ -19,6 +19,9 @@ OK, FAILED, BUSY, TOO_LARGE = range(4)
 """Reply statuses: the payload is the reply; the handler failed; too many requests at once; the request is too long."""
 
 MAX_REASON_BYTES = 200
+SMALL_S = 1.0
+"""Nor may a frame pass ahead of others that alone takes longer than this."""
+
 _LENGTH_BYTES = 4
 _ACK = b"\x06"
 
@@ -90,10 +93,11 @@ async def _send(writer: asyncio.StreamWriter, head: bytes, payload: bytes, link:
     pending = head
     step_bytes = link.upload.bucket.piece_bytes() if link.upload.limited else 1 << 16
     view = memoryview(payload)
+    bulk = len(view) > min(SMALL_BYTES, SMALL_S * (link.upload.bucket.rate_bps or 1e9))
     for start in range(0, max(1, len(view)), step_bytes):
         piece = pending + bytes(view[start : start + step_bytes])
         pending = b""
-        await link.upload.spend(len(piece))
+        await link.upload.spend(len(piece), bulk)
         writer.write(piece)
         link.traffic.up_bytes += len(piece)
         await writer.drain()

@@ -18,6 +18,7 @@ class VirtualTime:
 
     async def sleep(self, seconds: float) -> None:
         self.now_s += seconds
+        await asyncio.sleep(0)  # the others come to the queue meanwhile
 
 
 def _send(limiter: RateLimiter, clock: VirtualTime, total_bytes: int, idle_s: float = 0.0) -> list[tuple[float, int]]:
@@ -74,6 +75,54 @@ def test_transfers_side_by_side_share_one_limit() -> None:
     asyncio.run(run())
     assert _busiest_second(sent) <= 48_000
     assert sent[-1][0] - 1000.0 == pytest.approx(240_000 / 40_000, abs=0.2)
+
+
+def test_small_frames_pass_ahead_of_blobs_that_wait_already() -> None:
+    clock = VirtualTime()
+    limiter = RateLimiter(TokenBucket(2_000.0), clock.read, clock.sleep)
+    ended: dict[str, float] = {}
+
+    async def send(name: str, pieces: int, bulk: bool) -> None:
+        for _ in range(pieces):
+            await limiter.spend(200, bulk)
+            await asyncio.sleep(0)
+        ended[name] = clock.now_s - 1000.0
+
+    async def run() -> None:
+        blobs = [asyncio.create_task(send(f"blob {i}", 45, True)) for i in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.gather(send("gossip", 4, False), *blobs)
+
+    asyncio.run(run())
+    assert ended["gossip"] < 1.2, "800 bytes take 0.4 s; 27 kB of blobs are in front"
+    assert max(ended.values()) == pytest.approx(27_800 / 2_000, abs=0.2)
+
+
+def test_who_gives_up_in_the_queue_neither_keeps_nor_loses_the_turn() -> None:
+    async def run() -> list[int]:
+        gate, passed = asyncio.Event(), list[int]()
+
+        async def wait(seconds: float) -> None:
+            await gate.wait()
+
+        limiter = RateLimiter(TokenBucket(1_000.0), lambda: 0.0, wait)
+
+        async def send(number: int) -> None:
+            await limiter.spend(1_000)
+            passed.append(number)
+            if number == 0:
+                tasks[2].cancel()  # it has just been given the turn
+
+        tasks = [asyncio.create_task(send(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        gate.set()
+        async with asyncio.timeout(10.0):
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await send(4)
+        return passed
+
+    assert asyncio.run(run()) == [0, 3, 4]
 
 
 def test_no_limit_never_waits_and_a_new_limit_counts_at_once() -> None:

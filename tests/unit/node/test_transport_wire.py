@@ -212,6 +212,28 @@ def test_limited_links_wait_for_what_they_send_and_receive() -> None:
     _run(scenario)
 
 
+def test_a_reply_to_an_asker_that_left_is_not_sent_to_its_end() -> None:
+    async def scenario() -> None:
+        async with serving(_reverse) as server:
+            left, waits = asyncio.Event(), list[float]()
+
+            async def sleep(seconds: float) -> None:
+                waits.append(seconds)
+                await left.wait()
+
+            server.link.upload.bucket, server.link.upload.sleep = TokenBucket(1_000.0), sleep
+            call = asyncio.create_task(server.ask(bytes(10_000)))
+            while len(waits) < 1:
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            while server.requests._open.total():
+                await asyncio.sleep(0)
+            assert len(waits) == 1 and server.link.traffic.up_bytes < 200, "a second's worth is kept for others"
+
+    _run(scenario)
+
+
 def test_a_hostile_reason_is_made_harmless() -> None:
     assert printable(b"fine, really") == "fine, really"
     assert printable(b"a\x1b[2Jb\n\xff" + b"x" * 500).startswith("a?[2Jb")

@@ -169,6 +169,7 @@ class Trainer:
     def _tell(self, ready: Ready) -> None:
         """What a person should know of a worker that starts; how it trains only when that is new and not PLAIN."""
         if ready.note:
+            _LOG.warning("checkpoint_note reason=%s", ready.note)
             self._hooks.on_notice(ready.note)
         how = f"training on {ready.device} in {ready.precision.split(':')[0]}"
         if how not in (self._said_how, PLAIN) or ready.device_warning:

@@ -28,6 +28,7 @@ from tscale.protocol.status import (
 )
 
 MAX_SHOWN_PEERS = 512
+MAX_SHOWN_STRANGERS = 8  # peers that this one was only told of: anybody can invent them
 RATE_WINDOW_S = 10.0
 
 
@@ -270,11 +271,16 @@ class Board:
             tokens.get(view.own, 0),
             True,
         )
-        others = []
+        others: list[PeerStatus] = []
+        strangers = 0
         for contact in view.members.contacts.values():
             record = contact.record
             if record is None:
                 continue
+            if view.members.is_stranger(contact.public, swarm_now) and contact.heard_unix_s == 0.0:
+                strangers += 1
+                if strangers > MAX_SHOWN_STRANGERS:
+                    continue
             seen = max(contact.heard_unix_s, min(record.issued_unix_s, swarm_now))
             others.append(
                 PeerStatus(

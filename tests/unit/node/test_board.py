@@ -1,0 +1,26 @@
+"""The status of a node: what of the swarm is shown, and what it says of a link that is too slow."""
+
+from __future__ import annotations
+
+from tests.helpers.solo import Solo, other, peer_record
+from tscale.node.board import MAX_SHOWN_STRANGERS, Board, BoardConfig
+from tscale.node.transport.memory import MemoryNetwork, MemoryTransport
+from tscale.protocol.messages import Push
+from tscale.protocol.status import StatusSnapshot
+
+ALICE = other(1)
+
+
+def show(solo: Solo) -> StatusSnapshot:
+    transport = MemoryTransport(MemoryNetwork(1, lambda: solo.now), solo.identity.public, True)
+    return Board(BoardConfig("trainer", "", "/tmp", 50_000, "nano"), solo.machine, transport).snapshot(solo.now)
+
+
+def test_of_peers_that_were_only_told_of_a_few_are_shown() -> None:
+    solo = Solo().boot().meet(ALICE)
+    records = tuple(peer_record(other(number), solo.now).bytes for number in range(1000, 1200))
+    solo.ask(ALICE, Push(records))
+    assert len(solo.machine.view.members.contacts) == 201
+    shown = show(solo)
+    assert [peer.alive for peer in shown.peers] == [True, True, *[False] * MAX_SHOWN_STRANGERS]
+    assert len(shown.to_json()) < 8_000

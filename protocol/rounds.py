@@ -39,6 +39,7 @@ class Rounds:
         self.reason = ""
         self._delay: tuple[object, float] | None = None
         self._awaited: tuple[tuple[bytes, int], bytes] | None = None
+        self._retry_at_s = 0.0  # a manifest of this peer's was refused
 
     def grace_s(self) -> float:
         """How long after the close the first candidate waits: what earlier rounds needed, within the spec."""
@@ -81,7 +82,7 @@ class Rounds:
         state = self.sync.states.get(event.base)
         view.mark(event.blob.root, "contribution")
         view.transfers.add_complete(event.blob, event.hashes)
-        if state is None or event.tokens <= 0 or self.sync.drifted:
+        if state is None or event.tokens <= 0 or self.sync.drift.loads:
             return None
         tokens = min(event.tokens, view.spec.caps.max_contribution_tokens)
         record = Announcement(
@@ -118,13 +119,16 @@ class Rounds:
             return None
         if not self.training or self.sync.drifted or (parent.digest, round_) in self.sealed:
             return None
-        if not view.chain.admits(view.own):
+        if view.now < self._retry_at_s or not view.chain.admits(view.own):
             return None
         late_s = view.swarm_now - view.times.closes_unix_s(round_)
         if late_s < self.grace_s() and self._awaits(parent, round_):
             return None
         wait_s = self._wait_for_others_s(parent, round_, late_s)
         if wait_s is None or late_s < wait_s + self._delay_s(parent, round_):
+            return None
+        if self.sync.drift.is_outvoted(parent, self.sync.states.get(parent.digest)):
+            self.sync.check_head()
             return None
         taken = self._eligible(parent, round_)
         return self._publish(parent, round_, taken) if taken else None
@@ -162,6 +166,7 @@ class Rounds:
             if view.pool.is_good(s.record)
             and not view.chain.find_contribution_fault(s, parent, round_)
             and self._counts(s, parent)
+            and self._agrees(s)
         ]
         good = self._without_copies(good, parent)
         if len(good) > 1:
@@ -184,6 +189,10 @@ class Rounds:
 
     def _counts(self, signed: SignedRecord[Announcement], parent: Link) -> bool:
         return view_factor(self.view, signed, parent) > 0.0
+
+    def _agrees(self, signed: SignedRecord[Announcement]) -> bool:
+        """Whether it says the same as this peer of the state that it was trained from, if this peer knows that."""
+        return self.sync.states.get(signed.record.base, signed.record.base_state) == signed.record.base_state
 
     def _by_turns(self, good: list[SignedRecord[Announcement]], parent: Link) -> list[SignedRecord[Announcement]]:
         """At most the spec's cap: those whose author was not taken for longest first, then by hash."""
@@ -260,12 +269,12 @@ class Rounds:
             contributions=tuple(s.bytes for s in taken),
         )
         signed = seal_record(view.config.identity, record)
-        self.sealed.add((parent.digest, round_))
         why = self.sync.insert(signed)
         if why != "added":
             view.notice("seal_refused", round=round_, reason=why)
-            self.sync.check_head()
+            self._retry_at_s = view.now + self.step_s()
             return None
+        self.sealed.add((parent.digest, round_))
         self.spread.add_own(signed)
         return signed
 

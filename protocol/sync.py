@@ -155,9 +155,10 @@ class Sync:
             return False
         if link.parent is self.head:
             self.previous = self.head
+        before = self.states.get(link.digest) if link is self.head else None
         self._stand_at(link, event.state)
         if self.drifted:
-            self.drift.folded_again(link, event.state)
+            self.drift.folded_again(link, before, event.state)
             return True
         self.drift.check(link, event.state)
         if not self.drifted:
@@ -173,7 +174,7 @@ class Sync:
             self.view.chain.mark_invalid(link)
             return
         if self.drifted and link is not None and link is self.head:
-            self.drift.insist(link)
+            self.drift.could_not_fold(link, self.states.get(link.digest))
         self._fold_failures = min(self._fold_failures + 1, 10)
         self._fold_at = self.view.now + min(self.view.pace.flush_s * 2**self._fold_failures, MAX_FOLD_PAUSE_S)
 
@@ -192,17 +193,20 @@ class Sync:
 
     def _repair(self, head: Link) -> bool:
         """Look again whether the others are right. True when the head is folded again, or the worker starts over."""
-        self.drift.note_progress(self.snapshots.find_moved_s())
-        self.drift.look_again(head, self.states.get(head.digest))
-        if not self.drift.has_waited:
+        drift, mine = self.drift, self.states.get(head.digest)
+        drift.look_again(head, mine)
+        if drift.drifted and not drift.loads:
+            if head.parent is not None and head.parent is self.previous and self._ask_fold(head):
+                return True
+            drift.could_not_fold(head, mine)
+        drift.note_progress(self.snapshots.find_moved_s())
+        if not drift.has_waited:
             return False
-        if self.drift.foreign:
+        if drift.foreign:
             self.busy = head.digest
             self.view.emit(RestartFromGenesis("nobody offers the state that the swarm vouches for"))
             return True
-        if head.parent is not None and head.parent is self.previous and self._ask_fold(head):
-            return True
-        self.drift.insist(head)
+        drift.insist(head, mine)
         return False
 
     # -- manifests ----------------------------------------------------------------------------------------------
@@ -260,12 +264,7 @@ class Sync:
         steps = self._steps(target)
         if not self.drifted:
             self.chase.watch(target, self.head)
-        if (
-            steps is not None
-            and not self.drifted
-            and self._is_cheaper(steps, target)
-            and not fetch_parts(self.view, steps)
-        ):
+        if steps is not None and not self.drifted and self._is_cheaper(steps, target) and not fetch_parts(view, steps):
             return
         self._load_snapshot(target)
 
@@ -359,10 +358,9 @@ class Sync:
             self.view.notice("snapshot_wrong", manifest=event.manifest.hex()[:12])
             self.drift.start(foreign=True)  # the worker holds a state nobody vouches for: it must not contribute
             return
-        self.drift.repaired()
+        self.drift.reset()
         self._stand_at(link, event.state)
-        self.previous = None
-        self.view.unchecked = True
+        self.previous, self.view.unchecked = None, True
 
     def _known_state(self, link: Link) -> bytes | None:
         """The digest of the state after `link`, as the manifest after it on the best chain says."""

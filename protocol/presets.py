@@ -44,7 +44,7 @@ _INNER = InnerSpec(
 )
 _CODEC = CodecSpec(
     (
-        RungSpec("1/64", kept_per_chunk=64, bits=2, gain=2.0, lone_only=False),
+        RungSpec("1/64", kept_per_chunk=64, bits=2, gain=3.0, lone_only=False),
         RungSpec("1/32", kept_per_chunk=128, bits=2, gain=2.0, lone_only=False),
         RungSpec("1/16", kept_per_chunk=256, bits=2, gain=2.0, lone_only=False),
         RungSpec("dense32", kept_per_chunk=4096, bits=32, gain=1.0, lone_only=True),
@@ -52,8 +52,8 @@ _CODEC = CodecSpec(
     small_numel=1024,
 )
 _DENSER = (
-    RungSpec("1/8", kept_per_chunk=512, bits=2, gain=2.0, lone_only=False),
-    RungSpec("1/4", kept_per_chunk=1024, bits=2, gain=1.5, lone_only=False),
+    RungSpec("1/8", kept_per_chunk=512, bits=2, gain=1.75, lone_only=False),
+    RungSpec("1/4", kept_per_chunk=1024, bits=2, gain=1.75, lone_only=False),
     RungSpec("dense2", kept_per_chunk=4096, bits=2, gain=1.5, lone_only=False),
 )
 _CAPS = CapsSpec(

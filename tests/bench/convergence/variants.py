@@ -242,7 +242,7 @@ def small_batches(seeds: tuple[int, ...]) -> tuple[Question, ...]:
     dense, sixteenth, base = map(_cheap, (DENSE_MULOCO, SIXTEENTH, BASE))
     return (
         key_small(seeds),
-        Question("One seed: what might mend 1/64", dense.name, (dense, base, *_mends(base))),
+        Question("What might mend 1/64", dense.name, (dense, base, *_mends(base)), seeds),
         Question("One seed: denser rungs", dense.name, (dense, sixteenth, *_denser(dense, base))),
         Question("One seed: time", sixteenth.name, (sixteenth, *_uneven_times(sixteenth))),
     )
@@ -261,6 +261,7 @@ def _mends(base: Variant) -> tuple[Variant, ...]:
         replace(base, name="4 x 2: 1/64, 20 steps a round", steps=peers(4, 20)),
         replace(base, name="4 x 2: 1/64, gain 1.5, decay 0.99", densities=sparse(64, 1.5), beta=0.99),
         replace(base, name="4 x 2: 1/64, gain 3", densities=sparse(64, 3.0)),
+        replace(base, name="4 x 2: 1/64, gain 3, the last tenth at 1/8", densities=sparse(64, 3.0), finish=sparse(8)),
         replace(base, name="4 x 2: 1/64, gain from 3 to 1", densities=sparse(64, 3.0), late_gain=1.0),
         replace(base, name="4 x 2: 1/64, Nesterov 0.7/0.6", densities=sparse(64, 1.0), **NESTEROV),
         *(
@@ -329,6 +330,7 @@ def gates(seeds: tuple[int, ...]) -> Question:
         replace(dense, name="8 x 2: dense 2-bit, Nesterov 0.7/0.6", densities=DENSE2),
         replace(sixteenth, name="8 x 2: 1/16, gain 2"),
         replace(BASE, name="8 x 2: 1/32, gain 2", densities=sparse(32), **swarm),
+        replace(BASE, name="8 x 2: 1/64, gain 3", densities=sparse(64, 3.0), **swarm),
         replace(parallel, name="8 x 2: data-parallel Muon, rates x 2", **_rates(2)),
         replace(sixteenth, name="8 x 2: 1/16, gain 2, 30 % lost", lost=0.3),
     )

@@ -14,6 +14,8 @@ from tscale.protocol.records import PeerRecord, SignedRecord
 
 MAX_CONTACTS = 4096
 MEET_CHANCE = 0.5  # share of gossip that goes to strangers who have not been tried yet
+MEET_HEARTBEATS = 0.25  # between two dials of strangers, however many there are: a record may name eight addresses
+MAX_MEET_FAILURES = 3  # a stranger that could not be dialled so often is forgotten once its record is not fresh
 STALE_CHANCE = 0.15  # share of gossip that goes to silent peers and to bootstrap contacts, so that partitions heal
 FORGET_AFTER_S = 86400.0
 SUSPECT_HEARTBEATS = 0.2  # how long a peer may owe an answer before others are asked instead
@@ -52,6 +54,7 @@ class Membership:
         self.contacts: dict[bytes, Contact] = {}
         self.vouched: frozenset[bytes] = frozenset()
         self._halved_unix_s: float | None = None
+        self._met_s = float("-inf")  # when a stranger was dialled last
         self._alive: tuple[int, list[Contact]] | None = None  # of the current eighth of a heartbeat
         self._trainers: set[bytes] = set()
         self._version = 0
@@ -174,27 +177,44 @@ class Membership:
         return self._trainers
 
     def gossip_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
-        """Up to `count` peers to talk to: living ones, strangers, and now and then a silent or bootstrap one."""
+        """Up to `count` peers to talk to: living ones, strangers, and now and then a silent or bootstrap one.
+
+        When no living one is ready, one that only owes an answer is better than a stranger.
+        """
         alive = self.alive(now)
-        living = [c.public for c in alive if self.is_ready(c, now)]
-        known = {c.public for c in alive}
-        silent = [
+        living = [c.public for c in alive if self.is_ready(c, now)] or [
+            c.public for c in alive if c.retry_unix_s <= now
+        ]
+        silent = self._list_silent({c.public for c in alive}, now)
+        untried = [p for p in silent if self._is_untried(self.contacts[p], now)]
+        for group, chance in ((untried, MEET_CHANCE), (silent, STALE_CHANCE)):
+            if group and (not living or dice.unit() < chance):
+                chosen = dice.choice(group)
+                if not self.contacts[chosen].bootstrap:
+                    self._met_s = now
+                return [chosen, *dice.sample(living, count - 1)]
+        return dice.sample(living, count)
+
+    def _list_silent(self, alive: set[bytes], now: float) -> list[bytes]:
+        """Who may be tried of those that don't count as alive; of strangers not more than one at a time."""
+        may_meet = not 0.0 <= now - self._met_s < MEET_HEARTBEATS * self.heartbeat_s
+        return [
             public
             for public, c in sorted(self.contacts.items())
-            if public not in known and c.retry_unix_s <= now and (c.addrs or c.bootstrap)
+            if public not in alive
+            and c.retry_unix_s <= now
+            and (c.bootstrap or (may_meet and c.addrs and (c.heard_unix_s > 0.0 or self._is_fresh(c, now))))
         ]
-        untried = [p for p in silent if self._is_untried(self.contacts[p], now)]
-        if untried and (not living or dice.unit() < MEET_CHANCE):
-            return [dice.choice(untried), *dice.sample(living, count - 1)]
-        if silent and (not living or dice.unit() < STALE_CHANCE):
-            return [dice.choice(silent), *dice.sample(living, count - 1)]
-        return dice.sample(living, count)
+
+    def _is_fresh(self, contact: Contact, now: float) -> bool:
+        record = contact.record
+        return record is not None and record.issued_unix_s > now - ALIVE_HEARTBEATS * self.heartbeat_s
 
     def _is_untried(self, contact: Contact, now: float) -> bool:
         record = contact.record
         if record is None or record.leaving or contact.failures or self.is_proven(contact, now):
             return False
-        return record.issued_unix_s > now - ALIVE_HEARTBEATS * self.heartbeat_s
+        return self._is_fresh(contact, now)
 
     def push_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
         """Living peers that can be dialled, for eager pushes."""
@@ -212,14 +232,20 @@ class Membership:
         return True
 
     def sweep(self, now: float) -> None:
-        """Forget peers whose records have been expired for a day, expired records at once, and strikes by and by."""
+        """Forget peers a day after their last word, strangers with their records, and strikes by and by."""
         self._halve_strikes(now)
         for public, contact in list(self.contacts.items()):
             if contact.record and self.is_expired(contact.record, now):
                 contact.signed = None
             last = max(contact.heard_unix_s, contact.record.issued_unix_s if contact.record else 0.0)
-            if not contact.bootstrap and last < now - FORGET_AFTER_S:
+            if not contact.bootstrap and (last < now - FORGET_AFTER_S or self._is_given_up(contact, now)):
                 del self.contacts[public]
+
+    def _is_given_up(self, contact: Contact, now: float) -> bool:
+        """Whether a peer that never spoke has no record any more, or could not be dialled and gives no sign of life."""
+        if contact.heard_unix_s > 0.0 or contact.record is None or contact.public in self.vouched:
+            return False
+        return contact.signed is None or (contact.failures >= MAX_MEET_FAILURES and not self._is_fresh(contact, now))
 
     def _halve_strikes(self, now: float) -> None:
         if self._halved_unix_s is None or now < self._halved_unix_s:

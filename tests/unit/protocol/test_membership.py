@@ -14,6 +14,7 @@ from tscale.protocol.membership import (
     ALIVE_HEARTBEATS,
     FORGET_AFTER_S,
     MAX_CONTACTS,
+    MAX_MEET_FAILURES,
     MEET_CHANCE,
     PROVEN_HEARTBEATS,
     RECORD_HEARTBEATS,
@@ -171,7 +172,7 @@ def test_strangers_that_only_dial_in_push_each_other_out() -> None:
 
 def test_peers_are_forgotten_a_day_after_their_last_word_but_not_bootstrap_ones() -> None:
     found = members()
-    found.learn(peer_record(ALICE, NOW), NOW)
+    meet(found, ALICE)
     found.bootstrap(BOB.public, ADDRS)
     found.sweep(NOW + 1000.0)
     assert found.contacts[ALICE.public].signed is None, "an expired record is not passed on"
@@ -204,14 +205,19 @@ def test_strangers_are_tried_once_and_then_like_the_silent() -> None:
     meet(found, ALICE)
     found.learn(peer_record(BOB, NOW), NOW)
     dice = Dice(5)
-    picked = Counter(found.gossip_targets(dice, NOW, 1)[0] for _ in range(4000))
+
+    def pick(now: float) -> bytes:
+        found._met_s = 0.0  # each time as if the last stranger was long ago
+        return found.gossip_targets(dice, now, 1)[0]
+
+    picked = Counter(pick(NOW) for _ in range(4000))
     assert abs(picked[BOB.public] / 4000 - MEET_CHANCE - (1 - MEET_CHANCE) * STALE_CHANCE) < 0.02
     assert all(found.push_targets(dice, NOW, 3) == [ALICE.public] for _ in range(20))
     found.failed(BOB.public, NOW)
-    assert {found.gossip_targets(dice, NOW, 1)[0] for _ in range(100)} == {ALICE.public}
+    assert {pick(NOW) for _ in range(100)} == {ALICE.public}
     for identity in (ALICE, BOB):
         found.learn(peer_record(identity, NOW + 20.0), NOW + 20.0)
-    picked = Counter(found.gossip_targets(dice, NOW + 20.0, 1)[0] for _ in range(4000))
+    picked = Counter(pick(NOW + 20.0) for _ in range(4000))
     assert abs(picked[BOB.public] / 4000 - STALE_CHANCE) < 0.02
 
 
@@ -230,11 +236,53 @@ def test_a_flood_of_invented_peers_displaces_nobody_who_has_spoken() -> None:
 def test_a_record_is_not_good_for_longer_than_an_honest_one() -> None:
     found = members()
     old = peer_record(ALICE, NOW, expires_unix_s=NOW + 86_000.0)
+    found.vouch(frozenset({ALICE.public}))
     end = NOW + RECORD_HEARTBEATS * BEAT_S
     assert not found.learn(old, end + 1.0)
     assert found.learn(old, end - 1.0)
     found.sweep(end + 1.0)
     assert found.contacts[ALICE.public].signed is None
+
+
+def test_strangers_are_forgotten_with_their_records_and_sooner_when_nobody_answers() -> None:
+    found = members()
+    for identity in (ALICE, BOB, CAROL):
+        found.learn(peer_record(identity, NOW), NOW)
+    found.vouch(frozenset({CAROL.public}))
+    for _ in range(MAX_MEET_FAILURES):
+        found.failed(BOB.public, NOW)
+    found.sweep(NOW + 1.0)
+    assert set(found.contacts) == {p.public for p in (ALICE, BOB, CAROL)}, "their records are fresh"
+    found.sweep(NOW + ALIVE_HEARTBEATS * BEAT_S + 1.0)
+    assert set(found.contacts) == {ALICE.public, CAROL.public}
+    found.sweep(NOW + RECORD_HEARTBEATS * BEAT_S + 1.0)
+    assert set(found.contacts) == {CAROL.public}
+
+
+def test_strangers_are_dialled_one_after_the_other_however_many_there_are() -> None:
+    found = members()
+    found.bootstrap(CAROL.public, ADDRS)
+    for number in range(1000, 1040):
+        found.learn(peer_record(other(number), NOW), NOW)
+    dice, dialled = Dice(3), 0
+    for tick in range(400):
+        for public in found.gossip_targets(dice, NOW + tick * 0.025, 1):
+            dialled += public != CAROL.public
+            found.failed(public, NOW + tick * 0.025)
+    assert dialled == 7, "in ten seconds, a quarter of a heartbeat apart"
+
+
+def test_a_living_peer_that_owes_an_answer_is_asked_before_strangers() -> None:
+    found = members()
+    meet(found, ALICE)
+    for number in range(1000, 1040):
+        found.learn(peer_record(other(number), NOW), NOW)
+    found.asked(ALICE.public, NOW)
+    late = NOW + 0.3 * BEAT_S
+    assert not found.is_ready(found.contacts[ALICE.public], late)
+    dice = Dice(3)
+    picked = Counter(found.gossip_targets(dice, late + tick * 0.3, 1)[0] for tick in range(20))
+    assert picked[ALICE.public] >= 10
 
 
 def test_strikes_halve_with_time() -> None:

@@ -45,6 +45,25 @@ def test_the_middle_of_the_round_trip_is_what_the_other_clock_is_compared_with()
     assert clock.samples[peer(1)] == 0.0
 
 
+@pytest.mark.parametrize(("apart", "counts"), [(2.5, 0.55), (-2.5, -0.55), (1.9, 0.0), (-1.9, 0.0)])
+def test_what_a_slow_uplink_explains_is_no_difference_of_clocks(apart: float, counts: float) -> None:
+    clock = SwarmClock()
+    for number in range(1, 4):
+        clock.observe(peer(number), 1002.0 + apart, 1000.0, 1004.0)
+    assert clock.offset_s == pytest.approx(counts)
+
+
+def test_a_slow_answer_does_not_replace_a_quick_one_until_that_is_old() -> None:
+    clock = SwarmClock()
+    clock.observe(peer(1), 1001.0, 1000.0, 1000.0)
+    clock.observe(peer(1), 1017.0, 1010.0, 1014.0)
+    assert clock.samples[peer(1)] == 1.0
+    clock.observe(peer(1), 1015.5, 1015.0, 1015.04)
+    assert clock.samples[peer(1)] == pytest.approx(0.48)
+    clock.observe(peer(1), 1105.0, 1100.0, 1104.0)
+    assert clock.samples[peer(1)] == pytest.approx(1.05)
+
+
 @pytest.mark.parametrize("received", [999.0, 1000.0 + MAX_ROUND_TRIP_S + 0.1])
 def test_a_slow_or_impossible_round_trip_says_nothing(received: float) -> None:
     clock = SwarmClock()

@@ -7,9 +7,9 @@ from math import copysign
 from statistics import median
 
 MAX_ROUND_TRIP_S = 5.0  # a slower answer says too little about the other clock
-QUICK_TRIP_S = 0.1  # so much of a round trip is taken to be shared out evenly
+QUICK_TRIP_S = 0.2  # so much of a round trip is taken to be shared out evenly
 SLOWER = 2.0  # a peer's answer that took longer by this factor does not replace a quick one of the last minute
-SLOWER_S = 0.05
+SLOWER_S = 0.2
 KEEP_QUICK_S = 60.0
 MAX_SAMPLES = 64
 WARN_OFFSET_S = 3.0

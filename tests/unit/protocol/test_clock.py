@@ -45,7 +45,7 @@ def test_the_middle_of_the_round_trip_is_what_the_other_clock_is_compared_with()
     assert clock.samples[peer(1)] == 0.0
 
 
-@pytest.mark.parametrize(("apart", "counts"), [(2.5, 0.55), (-2.5, -0.55), (1.9, 0.0), (-1.9, 0.0)])
+@pytest.mark.parametrize(("apart", "counts"), [(2.5, 0.6), (-2.5, -0.6), (1.9, 0.0), (-1.9, 0.0)])
 def test_what_a_slow_uplink_explains_is_no_difference_of_clocks(apart: float, counts: float) -> None:
     clock = SwarmClock()
     for number in range(1, 4):
@@ -61,7 +61,7 @@ def test_a_slow_answer_does_not_replace_a_quick_one_until_that_is_old() -> None:
     clock.observe(peer(1), 1015.5, 1015.0, 1015.04)
     assert clock.samples[peer(1)] == pytest.approx(0.48)
     clock.observe(peer(1), 1105.0, 1100.0, 1104.0)
-    assert clock.samples[peer(1)] == pytest.approx(1.05)
+    assert clock.samples[peer(1)] == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize("received", [999.0, 1000.0 + MAX_ROUND_TRIP_S + 0.1])

@@ -216,7 +216,8 @@ class Board:
             paused = not self.machine.allowed[0]
             return ("paused" if paused else "joining"), rounds.reason
         if rounds.others():
-            return "training", ""
+            late = self.machine.fetching.undelivered_bytes
+            return "training", "the uplink is too slow to contribute: see the warning" if late else ""
         return "alone", self._alone_reason()
 
     def _alone_reason(self) -> str:
@@ -326,5 +327,16 @@ class Board:
         )
 
     def _all_warnings(self) -> tuple[str, ...]:
-        clock = self.machine.view.clock.warning()
-        return (*self.warnings, clock) if clock else self.warnings
+        found = (self._uplink_warning(), self.machine.view.clock.warning())
+        return (*self.warnings, *(line for line in found if line))
+
+    def _uplink_warning(self) -> str | None:
+        late_bytes, uplink = self.machine.fetching.undelivered_bytes, self.machine.spread.uplink
+        if not late_bytes:
+            return None
+        had_s = min(uplink.timeout_s, self.machine.view.times.length_s)
+        return (
+            f"the uplink of {uplink.rate / 1000.0:.1f} kB/s is too slow for this swarm's rounds: a contribution of "
+            f"{late_bytes / 1000.0:.1f} kB takes {uplink.bulk_s(late_bytes):.1f} s and has {had_s:.1f} s; this node "
+            "follows the swarm, but what it trains does not count: raise network.upload_bytes_per_s if the link allows"
+        )

@@ -7,7 +7,7 @@ from itertools import islice
 
 from tscale.protocol.effects import ChunkSource, DatasetReady, StoreChunk
 from tscale.protocol.errors import RefuseFrame
-from tscale.protocol.hashing import HASH_BYTES, BlobRef
+from tscale.protocol.hashing import CHUNK_BYTES, HASH_BYTES, BlobRef
 from tscale.protocol.messages import (
     Ack,
     BlobsReply,
@@ -26,6 +26,7 @@ from tscale.protocol.transfer import Ask, single_chunk_size_bytes
 from tscale.protocol.view import View
 
 PUSH_PEERS = 2
+PUSH_ROUNDS = 1  # after its close, a contribution may still be in the manifest after the next
 MAX_GUESSES = 8  # wants in one go
 
 
@@ -39,6 +40,7 @@ class Fetching:
         self.on_hashes: Callable[[BlobRef], None] = lambda blob: None
         self._dataset_told = False
         self._guess_at = 0.0
+        self.undelivered_bytes = 0  # size of the last own contribution, when the uplink was too slow for it
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -177,14 +179,38 @@ class Fetching:
     def push_blob(self, signed: SignedRecord[Announcement], hashes: tuple[bytes, ...]) -> None:
         """Push an own contribution to a few peers, chunk by chunk: nobody may be able to dial this one."""
         for peer in self.view.members.push_targets(self.view.dice, self.view.swarm_now, PUSH_PEERS):
+            if not self._may_push(signed, 0):
+                return
             self._push_chunk(peer, signed, b"".join(hashes), 0)
+
+    def _may_push(self, signed: SignedRecord[Announcement], index: int) -> bool:
+        """Whether the chunk gets out in time, and while the contribution may still be in a manifest."""
+        record, view, uplink = signed.record, self.view, self.spread.uplink
+        size_bytes = _chunk_bytes(record.blob, index)
+        ends = view.swarm_now + uplink.bulk_s(size_bytes)
+        if uplink.is_slow and ends > view.times.closes_unix_s(record.round + PUSH_ROUNDS):
+            return False
+        return uplink.reserve(size_bytes, view.now)
+
+    def can_deliver(self, blob: BlobRef) -> bool:
+        """Whether an own contribution of this size gets out before it can be in no manifest any more."""
+        uplink = self.spread.uplink
+        if not uplink.is_slow:
+            return True
+        return uplink.fits(blob.size_bytes) and uplink.bulk_s(blob.size_bytes) <= PUSH_ROUNDS * self.view.times.length_s
+
+    def may_serve(self, chunks: tuple[ChunkSource, ...]) -> bool:
+        """Whether these chunks, which are here, reach the asker before it gives up."""
+        held = self.view.transfers.complete
+        size_bytes = sum(_chunk_bytes(held[chunk.root][0], chunk.index) for chunk in chunks)
+        return not chunks or self.spread.uplink.reserve(size_bytes, self.view.now)
 
     def _push_chunk(self, peer: bytes, signed: SignedRecord[Announcement], hashes: bytes, index: int) -> None:
         blob = signed.record.blob
 
         def done(env: Envelope | None, reason: str) -> None:
             taken = env is not None and isinstance(env.message, Ack)
-            if taken and index + 1 < blob.chunks and self.view.holds(blob.root):
+            if taken and index + 1 < blob.chunks and self.view.holds(blob.root) and self._may_push(signed, index + 1):
                 self._push_chunk(peer, signed, hashes, index + 1)
 
         message = PutChunk(signed.bytes, hashes, index)
@@ -205,3 +231,7 @@ class Fetching:
             for shard in view.spec.data.shards:
                 view.kinds[shard.root] = "dataset"
             view.emit(DatasetReady())
+
+
+def _chunk_bytes(blob: BlobRef, index: int) -> int:
+    return min(CHUNK_BYTES, blob.size_bytes - index * CHUNK_BYTES)

@@ -11,12 +11,18 @@ from collections.abc import Container
 from tscale.protocol.chain import Link
 from tscale.protocol.view import View
 
+PATIENCE_ROUNDS = 8.0  # how long the others' chain is waited for
+MAX_DOUBLINGS = 6
+
 
 class Following:
     """The bases that living authors trained from last."""
 
     def __init__(self, view: View) -> None:
         self.view = view
+        self._lost_since_s: float | None = None
+        self._deaf_until_s = float("-inf")
+        self._insisted = 0
 
     def bases(self) -> dict[bytes, bytes]:
         """Living author (this peer included) -> the manifest it trained from in its last closed round."""
@@ -42,6 +48,38 @@ class Following:
             if link is not None and chain.path(link, head) is None:
                 return True
         return False
+
+    def is_out_of_touch(self) -> bool:
+        """Whether most other living authors have for some rounds trained from manifests that nobody hands to this peer.
+
+        Anybody can make that up, so it is believed for some rounds only, and after that less and less often.
+        """
+        now, patience_s = self.view.now, PATIENCE_ROUNDS * self.view.times.length_s
+        if not self._are_most_lost():
+            self._lost_since_s = None
+            return False
+        if now < self._deaf_until_s:
+            return False
+        if self._lost_since_s is None or self._lost_since_s > now:
+            self._lost_since_s = now
+        if now - self._lost_since_s <= patience_s:
+            return True
+        self._deaf_until_s = now + patience_s * 2**self._insisted
+        self._insisted = min(self._insisted + 1, MAX_DOUBLINGS)
+        self._lost_since_s = None
+        return False
+
+    def _are_most_lost(self) -> bool:
+        """Whether most other living authors have named at least two bases of late, and only unknown ones."""
+        view = self.view
+        living = view.members.alive_trainers(view.swarm_now)
+        closed = view.times.round_at(view.swarm_now)
+        named: dict[bytes, list[bool]] = {}
+        for round_ in (r for r in view.pool.by_round if r < closed):
+            for author, signed in view.pool.of_round(round_).items():
+                if author in living and author != view.own:
+                    named.setdefault(author, []).append(view.chain.get(signed.record.base) is None)
+        return 2 * sum(all(unknown) and len(unknown) > 1 for unknown in named.values()) > len(named)
 
     def find_leader(self, avoid: Container[bytes]) -> Link | None:
         """From the root on, at every branching, the child that most of them are at or after; the last such one.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tscale.protocol.chain import Link
-from tscale.protocol.effects import Answer, Effect, RestartFromGenesis, SetTraining
+from tscale.protocol.effects import Answer, DropBlob, Effect, RestartFromGenesis, SetTraining
 from tscale.protocol.errors import RefuseFrame
 from tscale.protocol.events import (
     AddrsChanged,
@@ -39,16 +39,17 @@ from tscale.protocol.fetching import Fetching
 from tscale.protocol.hashing import BlobRef
 from tscale.protocol.intake import KEEP_ROUNDS, Intake
 from tscale.protocol.kinds import is_manifest, is_snapshot
-from tscale.protocol.messages import decode
+from tscale.protocol.messages import Refused, decode
 from tscale.protocol.pool import claim_of
 from tscale.protocol.records import Manifest, Record, SignedRecord, SnapshotRecord
-from tscale.protocol.rounds import Rounds
+from tscale.protocol.rounds import MAX_RANK, Rounds
 from tscale.protocol.serve import Serve
 from tscale.protocol.spread import Spread
 from tscale.protocol.sync import Sync
 from tscale.protocol.view import PeerConfig, View
 
 VOUCHING_LINKS = 4  # of the chain: who contributed to one of them is a real peer
+SEAL_LAST = 0.75  # of a round after the close: when a peer with a slow uplink seals at the latest
 
 
 class PeerMachine:
@@ -140,6 +141,8 @@ class PeerMachine:
         self.view.members.contact(peer)
         self.view.members.heard(peer, self.view.swarm_now)
         message, chunks = self.serve.answer(peer, frame, self.fetching.take_pushed)
+        if not self.fetching.may_serve(chunks):
+            message, chunks = Refused("this peer's uplink is too slow for it now"), ()
         return Answer(self.view.frame(message), chunks), self._settle()
 
     def _settle(self) -> list[Effect]:
@@ -153,13 +156,21 @@ class PeerMachine:
             self.rounds.close()
             self.sync.verify_pending()
             self.sync.plan()
-            if self.rounds.seal() is not None:
+            if self._may_seal() and self.rounds.seal() is not None:
                 self.sync.plan()
             self.fetching.want_dataset()
             self._sweep()
         self.fetching.tick()
         effects, view.effects = view.effects, []
         return effects
+
+    def _may_seal(self) -> bool:
+        """A peer whose uplink takes long for a manifest is the last one to seal: another one of the round is there."""
+        view, rounds = self.view, self.rounds
+        if self.spread.uplink.carries_manifests or not rounds.others():
+            return True
+        late_s = view.swarm_now - view.times.closes_unix_s(view.times.round_at(view.swarm_now) - 1)
+        return late_s >= min(rounds.grace_s() + (MAX_RANK + 1) * rounds.step_s(), SEAL_LAST * view.times.length_s)
 
     def _vouch(self) -> None:
         """Tell the membership whose contributions were folded last."""
@@ -201,6 +212,8 @@ class PeerMachine:
             on, reason = False, "looking for peers"
         elif on and not self.sync.joined():
             on, reason = False, "catching up with the swarm"
+        elif on and self.sync.following.is_out_of_touch():
+            on, reason = False, "catching up with the swarm: its chain does not arrive, the link may be too slow"
         self.rounds.training, self.rounds.reason = on, reason
         if self._told != (on, reason):
             self._told = (on, reason)
@@ -268,6 +281,13 @@ class PeerMachine:
         self.spread.say_goodbye()
 
     def _contribution_made(self, event: ContributionMade) -> None:
+        late = bool(self.rounds.others()) and not self.fetching.can_deliver(event.blob)
+        self.fetching.undelivered_bytes = event.blob.size_bytes if late else 0
+        if late:  # announced, it would be waited for, and a manifest with it could be folded by nobody else
+            self.rounds.waiting = False
+            self.view.emit(DropBlob(event.blob.root))
+            self.view.notice("not_announced", round=event.round, reason="the uplink is too slow")
+            return
         signed = self.rounds.on_contribution(event)
         if signed is not None:
             self.fetching.push_blob(signed, event.hashes)

@@ -35,10 +35,14 @@ from tscale.protocol.records import (
     SnapshotRecord,
     seal_record,
 )
+from tscale.protocol.uplink import Uplink
 from tscale.protocol.versions import WIRE_MIN, WIRE_VERSION
 from tscale.protocol.view import View
 
 FANOUT = 3
+STRANGERS_LAST = 3  # how urgent the record of an unknown peer is
+FRAME_BYTES = 100  # of a gossip frame beside its ids, about
+RETRY_GOSSIPS = 0.5  # gossip intervals after one that failed
 MAX_REFUSED_IDS = 20_000
 MAX_HAVE_IDS = 2048  # remembered of a peer
 
@@ -49,6 +53,7 @@ class Spread:
     def __init__(self, view: View, take: Callable[[SignedRecord[Record], bytes], bool]) -> None:
         self.view = view
         self.take = take
+        self.uplink = Uplink(view.config.upload_bps, view.pace.timeout_s)
         self.live: dict[bytes, SignedRecord[Record]] = {}
         self.fresh: list[SignedRecord[Record]] = []
         self.urgent = False  # something fresh is not to wait for gossip
@@ -59,6 +64,7 @@ class Spread:
         self.own_record: SignedRecord[PeerRecord] | None = None
         self.leaving = False
         self._gossip_at = 0.0
+        self._retry_at = 0.0
         self._flush_at = 0.0
         self._beat_at = 0.0
         self._opened: dict[bytes, SignedRecord[Announcement]] = {}
@@ -110,9 +116,25 @@ class Spread:
         view = self.view
         fresh, self.fresh, self.urgent = self.fresh, [], False
         self._flush_at = view.now + view.pace.flush_s
-        records = _within_budget(sorted(fresh, key=self._urgency))
-        for peer in view.members.push_targets(view.dice, view.now, FANOUT):
+        fresh.sort(key=self._urgency)
+        if self.uplink.is_slow:  # who the strangers are is said in gossip
+            fresh = [signed for signed in fresh if self._urgency(signed) < STRANGERS_LAST]
+        records = self._affordable(fresh)
+        if not records:
+            records = _within_budget([s for s in fresh if s.public == view.own], self._budget_bytes)
+        size_bytes = sum(map(len, records))
+        count = 1 + sum(self.uplink.spend_on_records(size_bytes, view.now) for _ in range(FANOUT - 1)) if records else 0
+        for peer in view.members.push_targets(view.dice, view.now, count):
             view.request(peer, Push(records), lambda env, why: None)
+
+    def _affordable(self, records: list[SignedRecord[Record]]) -> tuple[bytes, ...]:
+        """What of these goes into one message: nothing when a slow uplink's share is used up. Others carry them."""
+        chosen = _within_budget(records, self._budget_bytes)
+        return chosen if self.uplink.spend_on_records(sum(map(len, chosen)), self.view.now) else ()
+
+    @property
+    def _budget_bytes(self) -> int:
+        return min(RECORDS_BUDGET_BYTES, self.uplink.records_bytes) if self.uplink.is_slow else RECORDS_BUDGET_BYTES
 
     def say_goodbye(self) -> None:
         """This node is about to stop: tell a few peers, they tell the others."""
@@ -126,21 +148,27 @@ class Spread:
 
     def known_ids(self) -> bytes:
         """Short ids of the live records, the newest ones where there are too many."""
+        most = min(MAX_IDS, self._budget_bytes // 16) if self.uplink.is_slow else MAX_IDS
         ids = list(self.live)
-        if len(ids) > MAX_IDS:
+        if len(ids) > most:
             ids.sort(key=lambda short: not is_peer(self.live[short]))
-        return b"".join(ids[-MAX_IDS:])
+        return b"".join(ids[-most:])
 
     def have_ids(self) -> bytes:
-        """Short ids of the blobs this peer can serve, the newest ones where there are too many."""
-        return b"".join(root[:8] for root in list(self.view.transfers.complete)[-MAX_IDS:])
+        """Short ids of the blobs this peer can serve in time, the newest ones where there are too many."""
+        complete = self.view.transfers.complete
+        if self.uplink.is_slow:
+            fitting = [root for root, (blob, _) in complete.items() if self.uplink.fits(blob.size_bytes)]
+            return b"".join(root[:8] for root in fitting[-min(MAX_IDS, self._budget_bytes // 64) :])
+        return b"".join(root[:8] for root in list(complete)[-MAX_IDS:])
 
     def gossip_with(self, peer: bytes) -> None:
         """Swap digests with a peer."""
 
         def done(env: Envelope | None, reason: str) -> None:
             if env is None:
-                self._gossip_at = min(self._gossip_at, self.view.now)  # with another one, and soon
+                # with another one, and soon; but many that fail at once must not make a storm
+                self._gossip_at = min(self._gossip_at, max(self.view.now, self._retry_at))
             if env is None or not isinstance(env.message, GossipReply):
                 return
             reply = env.message
@@ -150,10 +178,14 @@ class Spread:
             self.gossiped = True
             wanted = [self.live[i] for i in sorted(split_ids(reply.want)) if i in self.live]
             if wanted:
-                push = Push(_within_budget(sorted(wanted, key=self._urgency)))
+                push = Push(_within_budget(sorted(wanted, key=self._urgency), self._budget_bytes))
                 self.view.request(peer, push, lambda env, why: None)
 
-        self.view.request(peer, Gossip(self.known_ids(), self.have_ids()), done)
+        message = Gossip(self.known_ids(), self.have_ids())
+        pause_s = self.uplink.gossip_pause_s(FRAME_BYTES + len(message.known) + len(message.have))
+        self._gossip_at = max(self._gossip_at, self.view.now + pause_s)
+        self._retry_at = self.view.now + max(pause_s, RETRY_GOSSIPS * self.view.pace.gossip_s)
+        self.view.request(peer, message, done)
 
     def answer_gossip(self, peer: bytes, message: Gossip) -> GossipReply:
         """What the asker lacks, and what this peer lacks."""
@@ -161,7 +193,7 @@ class Spread:
         self.learn_have(peer, message.have)
         lacking = sorted((s for i, s in self.live.items() if i not in theirs), key=self._urgency)
         want = b"".join(sorted(i for i in theirs if i not in self.live and i not in self.passed))
-        return GossipReply(want, self.have_ids(), _within_budget(lacking))
+        return GossipReply(want, self.have_ids(), self._affordable(lacking))
 
     def answer_push(self, peer: bytes, message: Push) -> Ack:
         """Take pushed records."""
@@ -177,7 +209,7 @@ class Spread:
         if signed.public == self.view.own or not is_peer(signed):
             return int(signed.public != self.view.own)
         contact = self.view.members.contacts.get(signed.public)
-        return 2 if contact is not None and self.view.members.is_alive(contact, self.view.swarm_now) else 3
+        return 2 if contact is not None and self.view.members.is_alive(contact, self.view.swarm_now) else STRANGERS_LAST
 
     def learn_have(self, peer: bytes, have: bytes) -> None:
         """Which blobs a peer can serve."""
@@ -289,13 +321,13 @@ class Spread:
         return contact is not None and contact.record is record and not members.is_expired(record, self.view.swarm_now)
 
 
-def _within_budget(records: list[SignedRecord[Record]]) -> tuple[bytes, ...]:
-    """As many records as fit one message; the rest is found missing at the next exchange."""
+def _within_budget(records: list[SignedRecord[Record]], budget_bytes: int) -> tuple[bytes, ...]:
+    """As many records as fit one message, one at least; the rest is found missing at the next exchange."""
     taken: list[bytes] = []
     size = 0
     for signed in records[:MAX_RECORDS]:
         size += len(signed.bytes) + 8
-        if size > RECORDS_BUDGET_BYTES:
+        if taken and size > budget_bytes:
             break
         taken.append(signed.bytes)
     return tuple(taken)

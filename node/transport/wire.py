@@ -19,7 +19,7 @@ OK, FAILED, BUSY, TOO_LARGE = range(4)
 """Reply statuses: the payload is the reply; the handler failed; too many requests at once; the request is too long."""
 
 MAX_REASON_BYTES = 200
-SMALL_S = 1.0
+SMALL_S = 2.0
 """Nor may a frame pass ahead of others that alone takes longer than this."""
 
 _LENGTH_BYTES = 4

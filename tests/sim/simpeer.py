@@ -55,6 +55,7 @@ class PeerKnobs:
     skew_s: float = 0.0
     dialable: bool = True
     upload_bps: float = 20e6
+    uplink: bool = False  # whether `upload_bps` limits what it sends, and is not only what it is told
     slow_s: float = 0.0  # more delay on every message from and to it
 
 

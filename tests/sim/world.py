@@ -26,6 +26,7 @@ from tscale.protocol.view import PeerConfig
 T0 = 1_000_000.0
 LINK_LASTS_S = 60.0  # how long a connection that a peer without a reachable port has dialled stays open
 DISCOVER_MAX = 16
+SMALL_BYTES, SMALL_S = 16 * 1024, 2.0  # frames up to this size pass ahead of longer ones, as on the node's transport
 
 
 def sim_spec(**changes: Any) -> SwarmSpec:
@@ -74,6 +75,7 @@ class World:
         self._opened: dict[bytes, SignedRecord[Any]] = {}
         self._directory: dict[bytes, tuple[bytes, float]] = {}
         self._dialled: dict[tuple[bytes, bytes], float] = {}
+        self._uplinks: dict[bytes, tuple[float, float]] = {}  # when small frames, and long ones, are all out
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -179,7 +181,20 @@ class World:
             return
         sent, payload = self.now, source.payload(request)
         target = self.peers.get(request.peer, source)
-        self.at(sent + self._delay(source, target), lambda: self._arrive(source, request, payload, sent))
+        out = sent + self._upload_s(source, len(payload), request.timeout_s)
+        self.at(out + self._delay(source, target), lambda: self._arrive(source, request, payload, sent))
+
+    def _upload_s(self, peer: SimPeer, size_bytes: int, timeout_s: float) -> float:
+        """How long a frame waits for a limited uplink and is on it. One that nobody waits for any more is cut off."""
+        if not peer.knobs.uplink:
+            return 0.0
+        rate = peer.knobs.upload_bps / 8.0
+        is_long = size_bytes > min(SMALL_BYTES, SMALL_S * rate)
+        small, long = (max(self.now, free) for free in self._uplinks.get(peer.public, (0.0, 0.0)))
+        end = (max(small, long) if is_long else small) + size_bytes / rate
+        kept = max(small, min(end, self.now + timeout_s))
+        self._uplinks[peer.public] = (small, kept) if is_long else (kept, long + size_bytes / rate)
+        return end - self.now
 
     def _lose(self, source: SimPeer, request: fx.Request, sent: float) -> None:
         failed = ev.RequestFailed(request.token, "timed out")
@@ -197,7 +212,11 @@ class World:
             self._refuse(source, request, "no address of it is known")
             return
         answer = target.answer(source.public, payload)
-        back = self.now + self._delay(source, target)
+        back = (
+            self.now
+            + self._upload_s(target, len(answer), sent + request.timeout_s - self.now)
+            + self._delay(source, target)
+        )
         if rng.random() < self.faults.loss or back > sent + request.timeout_s:
             self._lose(source, request, sent)
         else:

@@ -24,3 +24,13 @@ def test_of_peers_that_were_only_told_of_a_few_are_shown() -> None:
     shown = show(solo)
     assert [peer.alive for peer in shown.peers] == [True, True, *[False] * MAX_SHOWN_STRANGERS]
     assert len(shown.to_json()) < 8_000
+
+
+def test_a_link_too_slow_for_the_rounds_is_named_with_its_figures() -> None:
+    solo = Solo(upload_bps=16_000.0).boot().meet(ALICE)
+    assert show(solo).warnings == () and show(solo).reason == ""
+    solo.machine.fetching.undelivered_bytes = 18_000
+    shown = show(solo)
+    assert (shown.activity, shown.reason) == ("training", "the uplink is too slow to contribute: see the warning")
+    (line,) = shown.warnings
+    assert "uplink of 2.0 kB/s" in line and "18.0 kB takes 12.0 s and has 6.0 s" in line

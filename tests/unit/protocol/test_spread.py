@@ -9,7 +9,7 @@ from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
 from tscale.protocol.messages import MAX_IDS, MAX_RECORDS, RECORDS_BUDGET_BYTES, Gossip, GossipReply, Push
 from tscale.protocol.records import PeerRecord, open_record
-from tscale.protocol.spread import MAX_HAVE_IDS
+from tscale.protocol.spread import MAX_HAVE_IDS, RETRY_GOSSIPS
 
 ALICE, BOB, CAROL = other(1), other(2), other(3)
 
@@ -212,6 +212,23 @@ def test_a_flood_of_peers_displaces_no_round_from_a_message() -> None:
     assert reply.records[:3] == (own.bytes, signed.bytes, living.bytes)
     solo.at(solo.now + 0.4)
     assert (ALICE.public, signed.bytes) in [(peer, records[0]) for peer, records in pushed(solo)]
+
+
+def test_gossip_that_fails_at_once_is_no_storm() -> None:
+    solo = Solo().boot()
+    solo.machine.view.members.bootstrap(ALICE.public, ())
+    solo.machine.view.members.bootstrap(BOB.public, ())
+    for number in range(1000, 1300):
+        solo.machine.view.members.bootstrap(other(number).public, ())
+    solo.requests()
+    sent = 0
+    for _ in range(500):
+        solo.now += 0.02
+        solo.feed(ev.Tick())
+        for request, message in solo.requests():
+            sent += isinstance(message, Gossip)
+            solo.feed(ev.RequestFailed(request.token, "connection refused"))
+    assert sent <= 1 + 10.0 / (RETRY_GOSSIPS * solo.machine.view.pace.gossip_s)
 
 
 def test_records_of_peers_that_made_room_for_others_are_not_kept() -> None:

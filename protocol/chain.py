@@ -1,9 +1,9 @@
 """The manifest chain: what makes a manifest valid, and which one is the head when there are several.
 
 Manifests form a tree under the genesis digest. At every branching the child with more accepted tokens *behind* it
-wins; between children with nothing behind them, the earlier round, then the earlier sealer in the candidates' order,
-then the lower digest. The rule depends on the set of manifests alone, not on the order of arrival, so peers that know
-the same manifests follow the same one.
+wins, counted along the chain that this rule itself follows from there; between children with nothing behind them, the
+earlier round, then the earlier sealer in the candidates' order, then the lower digest. The rule depends on the set of
+manifests alone, not on the order of arrival, so peers that know the same manifests follow the same one.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Chain:
             if behind is None:
                 behind = _tokens_behind(here, usable)
             weights = behind
-            here = min(ready, key=lambda c: (-weights[c.digest], c.round, c.order))
+            here = min(ready, key=lambda c: _rank(c, weights))
 
     def path(self, ancestor: Link, link: Link) -> list[Link] | None:
         """The links after `ancestor` up to `link`, oldest first; None when `ancestor` is not one."""
@@ -317,14 +317,23 @@ def majority_state(parts: tuple[SignedRecord[Announcement], ...], base: bytes) -
     return None
 
 
+def _rank(link: Link, behind: dict[bytes, int]) -> tuple[int, int, tuple[int, bytes, bytes]]:
+    """A link's place among its siblings, the lowest first."""
+    return (-behind[link.digest], link.round, link.order)
+
+
 def _tokens_behind(top: Link, usable: Callable[[Link], bool] | None) -> dict[bytes, int]:
-    """For every valid, usable link below `top`: the tokens on the heaviest chain below it, its own not counted."""
+    """For every valid, usable link below `top`: the tokens on the chain that the rule follows below it, its own apart.
+
+    Not on the heaviest one: a claim beside that chain would count for it without ever being followed and found empty.
+    """
     order = [top]
+    ready: dict[bytes, list[Link]] = {}
     for link in order:  # grows while it is walked: parents before children
-        order.extend(c for c in link.children if not c.invalid and (usable is None or usable(c)))
-    behind: dict[bytes, int] = {link.digest: 0 for link in order}
-    for link in reversed(order[1:]):
-        if link.parent is not None:
-            up = link.parent.digest
-            behind[up] = max(behind[up], link.tokens + behind[link.digest])
+        ready[link.digest] = [c for c in link.children if not c.invalid and (usable is None or usable(c))]
+        order.extend(ready[link.digest])
+    behind: dict[bytes, int] = {}
+    for link in reversed(order):
+        first = min(ready[link.digest], key=lambda c: _rank(c, behind), default=None)
+        behind[link.digest] = first.tokens + behind[first.digest] if first is not None else 0
     return behind

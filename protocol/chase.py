@@ -4,6 +4,9 @@ Anybody can claim a chain with many tokens. A swarm must not stand still for one
 Each time a branch is given up it is left alone for twice as long. And each time any branch is, this peer doubts claims
 for a while, which also doubles: meanwhile it goes only where the living authors are, and to what it can fold. So the
 rounds lost to any number of claimed branches grow with the logarithm of the time.
+
+A branch that a living author is on, which had contributed before the branch began, is more than a claim: it is left
+alone for a short time at first. So peers that lost each other among claims find each other again.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from tscale.protocol.view import View
 
 CHASE_ROUNDS = 2.0  # how long a better chain is waited for that brings nothing
 AVOID_ROUNDS = 10.0  # the first time
+AVOID_LIVING_ROUNDS = 1.0  # the first time, when a living author is on it
+LIVING_LINKS = 8  # before a branch: who contributed to one of them is known here
 DOUBT_ROUNDS = 4.0  # after the first branch that was given up
 MAX_DOUBLINGS = 6
 MEMORY_ROUNDS = 512.0  # how long it counts that a branch was given up
@@ -98,13 +103,29 @@ class Chase:
         self._given_up[branch.digest] = times + 1
         if len(self._given_up) > MAX_REMEMBERED:
             del self._given_up[next(iter(self._given_up))]
-        self.avoid[branch.digest] = view.now + AVOID_ROUNDS * length_s * 2 ** min(times, MAX_DOUBLINGS)
+        avoid_rounds = AVOID_LIVING_ROUNDS if self._has_living_author(branch) else AVOID_ROUNDS
+        self.avoid[branch.digest] = view.now + avoid_rounds * length_s * 2 ** min(times, MAX_DOUBLINGS)
         while self._failed_s and view.now - self._failed_s[0] > MEMORY_ROUNDS * length_s:
             self._failed_s.popleft()
         self._doubt_until_s = view.now + DOUBT_ROUNDS * length_s * 2 ** min(len(self._failed_s), MAX_DOUBLINGS)
         self._failed_s.append(view.now)
         view.chain.version += 1
         view.notice("chain_given_up", round=branch.round, reason="nobody has its blobs or a snapshot of it")
+
+    def _has_living_author(self, branch: Link) -> bool:
+        """Whether a living author trained last from the branch, and had contributed shortly before it began."""
+        known: set[bytes] = set()
+        here = branch.parent
+        for _ in range(LIVING_LINKS):
+            if here is not None:
+                known |= here.authors
+                here = here.parent
+        chain = self.view.chain
+        for author, base in self.following.bases().items():
+            link = chain.get(base) if author in known and author != self.view.own else None
+            if link is not None and (link is branch or chain.path(branch, link) is not None):
+                return True
+        return False
 
     def reconsider(self, manifest: bytes) -> None:
         """A snapshot was offered: a chain that was given up may be had now."""
@@ -116,8 +137,12 @@ class Chase:
             here = here.parent
 
     def sweep(self) -> None:
-        """Try again what was given up long ago."""
+        """Try again what was given up long ago, or what a living author turns out to be on."""
         kept = {digest: until for digest, until in self.avoid.items() if until >= self.view.now}
+        for digest in [d for d in kept if self._given_up.get(d, 0) <= MAX_RECONSIDERED]:
+            link = self.view.chain.get(digest)
+            if link is not None and self._has_living_author(link):
+                del kept[digest]
         if len(kept) < len(self.avoid):
             self.avoid = kept
             self.view.chain.version += 1

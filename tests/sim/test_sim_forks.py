@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim.claims import claim, push
 from tests.sim.health import assert_agreed, check, link_at
+from tests.sim.simpeer import SimPeer
 from tests.sim.world import Faults, World, sim_spec
+from tscale.protocol.hashing import digest
+from tscale.protocol.identity import Identity
 
 
 def parted(world: World, ones: int, speeds: tuple[int, int]) -> None:
@@ -46,3 +50,52 @@ def test_a_parting_of_any_length_heals_within_two_rounds(rounds: int) -> None:
     world.sides.clear()
     assert_agreed(world, 4 + rounds + 2)
     assert len(assert_agreed(world, 4 + rounds + 3).authors) >= 5
+
+
+class Claimants:
+    """Strangers who claim branches beside and on the head of every peer, each peer's own ones."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+
+    def claim(self) -> None:
+        world = self.world
+        for peer in world.trainers():
+            head = peer.machine.sync.head
+            assert head is not None and head.parent is not None
+            for n in range(4):
+                self.number += 1
+                evil = Identity.from_secret(digest("test", b"claimant", self.number.to_bytes(4, "little")))
+                base = head if n % 2 else head.parent
+                made = [claim(world, evil, base, base.round + 1)]
+                while made[-1].record.round + 1 <= peer.machine.view.times.round_at(world.now) and len(made) < 3:
+                    made.append(claim(world, evil, made[-1], made[-1].record.round + 1))
+                push(world, peer, evil, *made)
+
+
+@pytest.mark.parametrize(("rounds", "number"), [(8, 1000), (20, 2000)])
+def test_two_peers_that_were_parted_among_claims_are_one_again_soon(rounds: int, number: int) -> None:
+    """What is claimed on one peer's branch counts nothing for it: the other does not know of it."""
+    world = World(sim_spec(), 1)
+    one, other = world.add(), world.add()
+    world.run_until(world.close_of(4))
+    evil = Claimants(world, number)
+    for round_ in range(32 + rounds):
+        world.run_rounds(1)
+        if round_ == 32:
+            world.sides = {one.public: 1, other.public: 2}
+        if round_ % 4 == 0:
+            evil.claim()
+    world.sides.clear()
+    assert heads_differ(one, other)
+    world.run_rounds(5)
+    assert not heads_differ(one, other)
+    assert {one.public, other.public} == assert_agreed(world, 4 + 32 + rounds + 6).authors
+
+
+def heads_differ(one: SimPeer, other: SimPeer) -> bool:
+    """Whether neither peer's head is the other's or the one before it."""
+    ends = [p.machine.sync.head for p in (one, other)]
+    near = [{link.digest, link.parent.digest} for link in ends if link is not None and link.parent is not None]
+    return not near[0] & near[1]

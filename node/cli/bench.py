@@ -14,7 +14,9 @@ from tscale.protocol.errors import BadInput
 
 def build_app() -> typer.Typer:
     """The command group."""
-    app = typer.Typer(help="Measure the codec and the node's overhead.", no_args_is_help=True)
+    app = typer.Typer(
+        help="Measure this machine: compression, folding, training, precision, a node's overhead.", no_args_is_help=True
+    )
     app.command("attention")(attention)
     app.command("codec")(codec)
     app.command("fold")(fold)

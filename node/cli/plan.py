@@ -28,7 +28,7 @@ def plan(
     disk: Annotated[str | None, typer.Option("--disk", help="Free space for the node's files, like 200GB.")] = None,
     upload: Annotated[str | None, typer.Option("--upload", help="The uplink, like 20Mbit.")] = None,
     peers: Annotated[int, typer.Option("--peers", min=1, help="How many contribute in a round.")] = 8,
-    context: Annotated[int | None, typer.Option("--context", min=1, help="Tokens a sequence.")] = None,
+    context: Annotated[int | None, typer.Option("--context", min=1, max=8192, help="Tokens a sequence.")] = None,
     tflops: Annotated[float | None, typer.Option("--tflops", help="What the card computes, in TFLOP/s.")] = None,
     state_dir: options.StateDir = None,
     config: options.Config = None,
@@ -36,7 +36,8 @@ def plan(
 ) -> None:
     """Say whether a machine can train a model, with which settings, how fast, and what is missing if it can't.
 
-    Without --vram, --ram, --disk and --tflops it is about this machine. The exit code is 1 when something does not fit.
+    Without --vram, --ram, --disk and --tflops it is about this machine; with any of them the disk is only checked when
+    --disk is given. The exit code is 1 when something does not fit.
     """
     from tscale.node.planning import machine as machines
     from tscale.node.planning.models import wanted_model

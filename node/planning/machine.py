@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ ASSUMED_BUS_BYTES_PER_S = 12e9
 ASSUMED_DISK_BYTES_PER_S = 1.5e9
 """A solid-state disk on PCIe, read and written in long runs."""
 DEFAULT_UPLOAD_BITS_PER_S = 20e6
+SMALLEST_BARE_BYTES = 1 << 20
+"""Of a number without a unit: fewer bytes are no memory, so a unit was forgotten."""
 PROBE_SIZE = 512
 PROBE_S = 0.2
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
@@ -48,8 +51,8 @@ def parse_bytes(text: str, option: str) -> int:
     if found is None:
         raise BadInput(f"{option} is a size like 12GB or 24GiB, not {text!r}")
     size_bytes = int(float(found[1]) * _UNITS[found[2] or ""])
-    if size_bytes == 0:
-        raise BadInput(f"{option} is more than 0")
+    if size_bytes == 0 or (found[2] is None and size_bytes < SMALLEST_BARE_BYTES):
+        raise BadInput(f"{option} is a size with its unit, like 12GB or 24GiB, not {text!r}")
     return size_bytes
 
 
@@ -112,8 +115,8 @@ def with_given(machine: Machine, given: Given) -> Machine:
             rates="assumed: give --tflops for yours",
         )
     if given.tflops is not None:
-        if given.tflops <= 0.0:
-            raise BadInput(f"--tflops is more than 0, not {given.tflops}")
+        if not 0.0 < given.tflops < math.inf:
+            raise BadInput(f"--tflops is a number above 0, not {given.tflops}")
         machine = replace(machine, flops_per_s=given.tflops * 1e12, rates="given")
     return machine
 

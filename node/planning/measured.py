@@ -11,6 +11,9 @@ from tscale.node.planning.planner import StepTime, TrainingPlan
 from tscale.protocol.errors import RefuseFrame
 from tscale.protocol.status import MAX_STATUS_BYTES, StatusSnapshot
 
+PLANNED = "fp32"
+"""The precision that plans count with; other ones are emulated on a processor and slower."""
+
 
 @dataclass(frozen=True)
 class MeasuredRate:
@@ -29,7 +32,12 @@ def find_rate(base: Path, parameters: int) -> MeasuredRate | None:
                 snapshot = StatusSnapshot.from_json(file.read(MAX_STATUS_BYTES + 1))
         except (OSError, RefuseFrame):
             continue
-        if snapshot.model.parameters != parameters or snapshot.training.tokens_per_s <= 0.0:
+        training = snapshot.training
+        if (
+            snapshot.model.parameters != parameters
+            or training.tokens_per_s <= 0.0
+            or not training.precision.startswith(PLANNED)
+        ):
             continue
         if newest is None or snapshot.updated_unix_s > newest.updated_unix_s:
             newest = snapshot

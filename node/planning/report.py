@@ -104,7 +104,7 @@ def as_lines(found: dict[str, Any], machine: Machine) -> list[str]:
     elif found["layer_major"]:
         lines.append(f"processor one layer after the other, {at_once}")
     spilled = f", {found['on_disk']} included" if found["on_disk"] else ""
-    free = "" if machine.disk_bytes is None else f" of {gigabytes(machine.disk_bytes)} free"
+    free = " (not checked: give --disk)" if machine.disk_bytes is None else f" of {gigabytes(machine.disk_bytes)} free"
     lines += [
         f"memory    {gigabytes(found['ram_bytes'])} of {gigabytes(machine.ram_bytes)}",
         f"disk      {gigabytes(found['disk_bytes'])}{free}{spilled}",
@@ -112,10 +112,16 @@ def as_lines(found: dict[str, Any], machine: Machine) -> list[str]:
         f"{found['tokens_per_s']:,.0f} tokens/s (speed {found['rates']})",
         f"send      {found['contribution_bytes'] / 1e6:,.3g} MB a round at {found['rung']}, "
         f"{found['contribution_upload_s']:.3g} s at {machine.upload_bits_per_s / 1e6:.3g} Mbit/s",
-        f"round     {found['round_s']:.4g} s in the preset, {found['recommended_round_s']:.4g} s or more suit it",
+        f"round     {found['round_s']:,.4g} s in the preset, {found['recommended_round_s']:,.0f} s or more suit it",
     ]
-    lines.append(f"does not fit: {found['problem']}" if found["problem"] else "fits")
+    lines.append(f"does not fit: {found['problem']}" if found["problem"] else _verdict(found))
     return lines
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    if found["recommended_round_s"] <= found["round_s"]:
+        return "fits"
+    return f"fits, with rounds of {found['recommended_round_s']:,.0f} s or more (--round-seconds of create)"
 
 
 def missing_as_json(missing: DoesNotFit, machine: Machine) -> dict[str, Any]:
@@ -138,4 +144,4 @@ def missing_as_line(missing: DoesNotFit) -> str:
 
 def gigabytes(size_bytes: int) -> str:
     """Decimal gigabytes, as on the box."""
-    return f"{size_bytes / 1e9:,.3g} GB"
+    return f"{size_bytes / 1e9:,.0f} GB" if size_bytes >= 100e9 else f"{size_bytes / 1e9:,.3g} GB"

@@ -42,7 +42,8 @@ def start(nodes: Nodes, watcher: NodeProcess) -> NodeProcess:
 
 
 def end(node: NodeProcess, number: signal.Signals) -> int:
-    """Send the signal as a terminal does; the exit code, which comes within 10 s on a free machine, with nothing left."""
+    """Send the signal as a terminal does; the exit code, which comes within 10 s unless the machine is busy, and then
+    nothing is left."""
     node.signal(number)
     begin_s = time.monotonic()
     code = node.process.wait(BUSY_END_S)

@@ -16,8 +16,6 @@ from tscale.node.checkpoint import load_checkpoint
 from tscale.node.statedir import StateDir
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-BUSY_END_S = 3 * END_S
-"""Two to three seconds are usual; on a busy machine one stop in some twenty took more than ten."""
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +40,12 @@ def start(nodes: Nodes, watcher: NodeProcess) -> NodeProcess:
 
 
 def end(node: NodeProcess, number: signal.Signals) -> int:
-    """Send the signal as a terminal does; the exit code, which comes within 10 s unless the machine is busy, and then
-    nothing is left."""
+    """Send the signal as a terminal does; the exit code, which must come within 10 s, with nothing left."""
     node.signal(number)
     begin_s = time.monotonic()
-    code = node.process.wait(BUSY_END_S)
+    code = node.process.wait(END_S)
     while node.left():
-        assert time.monotonic() - begin_s < BUSY_END_S, f"{node.left()} are still there"
+        assert time.monotonic() - begin_s < END_S, f"{node.left()} are still there"
         time.sleep(0.02)
     return code
 

@@ -2,7 +2,7 @@
 
 Legend: A anchor, e residual, w local parameters (trained in place), s the start that the next delta counts from.
 
-    begin    s = w = A - rho*e                                   (ALGORITHMS: local residual, rho 1/2)
+    begin    s = w = A - rho*e                                   (local residual, rho 1/2)
     close    delta = s - w;  e = beta*e + delta;  blob = encode(e), e keeps the rest;  s = w
     fold     A' = A - eta*(g + mu*u) of the manifest's contributions
     rebase   target = A' - rho*e;  w = target + (w - s);  s = target

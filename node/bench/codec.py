@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from math import lgamma, log
 from statistics import median
@@ -13,6 +12,7 @@ import torch
 
 from tscale.kernels.codec import CHUNK, CodecError, Decoded, Rung, contribution_bits_per_parameter, decode, encode
 from tscale.node.bench.deltas import TRAINED_UP_TO, Deltas, drawn_deltas, trained_deltas
+from tscale.node.bench.single_thread import one_torch_thread
 from tscale.protocol.errors import BadInput
 
 FEWEST_REPEATS, MOST_REPEATS = 5, 200
@@ -36,7 +36,7 @@ def run_codec_bench(
     rung = _rung(kept_per_chunk if density is None else round(density * CHUNK))
     if parameters < 1:
         raise BadInput(f"a model needs at least one parameter, not {parameters}: use a larger --parameters")
-    with _one_torch_thread():
+    with one_torch_thread():
         deltas = trained_deltas(parameters, rung) if parameters <= TRAINED_UP_TO else drawn_deltas(parameters)
         blob = encode(deltas.residual.copy(), deltas.layout, rung)
         turns = list(_turns(deltas, rung, seconds))
@@ -123,13 +123,3 @@ def _rung(kept_per_chunk: int) -> Rung:
         return Rung(kept_per_chunk)
     except CodecError as error:
         raise BadInput(f"{error}: use a density above 0 and at most 1") from error
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -34,7 +34,7 @@ from tscale.protocol.spec import SwarmSpec
 Between = Callable[[Callable[[], Any]], Any]
 Emit = Callable[[m.Event], None]
 RESYNC_GAP_ROUNDS = 2
-"""After a longer gap the inner optimizer's momentum is about another landscape (ALGORITHMS, section 1)."""
+"""After a longer gap the inner optimizer's momentum is about another landscape."""
 MAX_EVALUATE_WINDOWS = 4096
 MAX_GENERATE_TOKENS = 4096
 MAX_PROMPT_BYTES = 1 << 16

@@ -32,7 +32,7 @@ def train(peer: Replica, seed: int) -> np.ndarray:
 
 
 def outer_step(anchor: np.ndarray, momentum: np.ndarray, delta: np.ndarray, mu: float) -> tuple[np.ndarray, np.ndarray]:
-    """DESIGN, section 7, for one contribution of weight GAIN."""
+    """The round's arithmetic, spelled out for one contribution of weight GAIN."""
     g = (GAIN * delta.astype(np.float64)).astype(np.float32)
     mu32, eta32 = np.float32(mu), np.float32(0.9)
     u = mu32 * momentum + g

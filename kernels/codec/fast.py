@@ -169,17 +169,22 @@ def encode_chunks(residual: np.ndarray, plan: ChunkPlan, threads: int = 1) -> St
     The chunks are shared out to `threads` threads; the bytes are the same for any number of them.
     """
     bounds = [plan.chunks * i // threads for i in range(threads + 1)]
-    runs = [slice(a, b) for a, b in pairwise(bounds) if b > a or threads == 1]
-    if len(runs) < 2:
-        pieces = [_encode_run(residual, plan, slice(0, plan.chunks))]
-    else:
-        with ThreadPoolExecutor(len(runs)) as pool:
-            pieces = list(pool.map(lambda run: _encode_run(residual, plan, run), runs))
+    runs = [slice(a, b) for a, b in pairwise(bounds) if b > a] or [slice(0, 0)]
+    pieces = _encode_runs(residual, plan, runs)
     if any(piece.done < len(piece.chunks.starts) for piece in pieces):
         for piece in pieces:
             _put_back(residual, piece, plan.masked)
         raise CodecError("the residual has a value that isn't finite")
     return _join(pieces, plan.masked)
+
+
+def _encode_runs(residual: np.ndarray, plan: ChunkPlan, runs: list[slice]) -> list[Piece]:
+    """The pieces of `runs`. The caller's thread takes the first one: waiting for a thread to start costs time."""
+    if len(runs) == 1:
+        return [_encode_run(residual, plan, runs[0])]
+    with ThreadPoolExecutor(len(runs) - 1) as pool:
+        others = [pool.submit(_encode_run, residual, plan, run) for run in runs[1:]]
+        return [_encode_run(residual, plan, runs[0]), *(other.result() for other in others)]
 
 
 def _encode_run(residual: np.ndarray, plan: ChunkPlan, run: slice) -> Piece:
@@ -214,22 +219,22 @@ def _join(pieces: list[Piece], masked: bool) -> Streams:
 
 
 def _join_bits(packed: list[np.ndarray], counts: list[int]) -> np.ndarray:
-    """The first `counts[i]` bits of every array, one after the other."""
+    """The first `counts[i]` bits of every array, one after the other; the bits behind them are zeros."""
     joined = np.zeros((sum(counts) + 7) // 8 + 1, dtype=np.uint8)  # a byte to spare for the shift
     first = 0
     for bits, count in zip(packed, counts, strict=True):
-        _append_bits(joined, first, bits[: (count + 7) // 8])
+        _append_bits(joined[first >> 3 :], first & 7, bits[: (count + 7) // 8])
         first += count
     return joined[:-1]
 
 
-@njit(cache=True, nogil=True)
-def _append_bits(joined: np.ndarray, first: int, bits: np.ndarray) -> None:
-    place, shift = first >> 3, first & 7
-    for i in range(len(bits)):
-        value = np.uint16(bits[i]) << shift
-        joined[place + i] |= np.uint8(value & 0xFF)
-        joined[place + i + 1] |= np.uint8(value >> 8)
+def _append_bits(joined: np.ndarray, shift: int, bits: np.ndarray) -> None:
+    """Puts `bits` into `joined` from bit `shift` (0 to 7) on, where only the bits before that are set."""
+    if shift == 0:
+        joined[: len(bits)] = bits
+    else:
+        joined[: len(bits)] |= bits << shift
+        joined[1 : len(bits) + 1] |= bits >> (8 - shift)
 
 
 def _put_back(residual: np.ndarray, piece: Piece, masked: bool) -> None:

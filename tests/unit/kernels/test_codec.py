@@ -159,6 +159,26 @@ def test_a_value_that_is_not_finite_is_refused_and_the_residual_untouched(impl, 
         assert residual.tobytes() == before
 
 
+@pytest.mark.parametrize("make", [gaussian, sparse_few, huge])
+@pytest.mark.parametrize("rung", [Rung(64), Rung(256), Rung(1024), Rung(4096)])
+@pytest.mark.parametrize("threads", [2, 3, 64])  # there are 10 chunks
+def test_bytes_and_residual_do_not_depend_on_the_number_of_threads(rung, make, threads):
+    alone, shared = make(LAYOUT), make(LAYOUT)
+    assert encode(shared, LAYOUT, rung, threads=threads) == encode(alone, LAYOUT, rung)
+    assert np.array_equal(shared.view(np.uint32), alone.view(np.uint32))
+
+
+@pytest.mark.parametrize("rung", [Rung(64), Rung(1024)])
+@pytest.mark.parametrize("where", [0, 15_030, 20_000, -1])  # in the first thread's chunks and in the second's
+def test_what_either_thread_took_is_put_back_when_a_value_is_not_finite(rung, where):
+    residual = gaussian(LAYOUT)
+    residual[where] = np.inf
+    before = residual.copy()
+    with pytest.raises(CodecError):
+        encode(residual, LAYOUT, rung, threads=2)
+    assert np.array_equal(residual, before)
+
+
 def test_quality_of_what_is_sent():
     layout = Layout((TensorSpec("m", (512, 512), "matrix"),))
     original = gaussian(layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tests.bench.convergence.variant import DENSE, LATE, Density, Variant
 
@@ -316,29 +317,72 @@ def _often() -> tuple[Variant, ...]:
     )
 
 
-def gates(seeds: tuple[int, ...]) -> Question:
+def gates(size: Variant, seeds: tuple[int, ...]) -> Question:
     """Eight peers of 2 x 128 tokens a step, 10 steps a round, 100 rounds: what the gates of the page are judged by."""
-    tokens = 100 * 8 * 10 * 2 * 128
-    swarm = {"steps": peers(8), "batch": 2, "tokens": tokens}
+    swarm = _eight(size)
     dense, sixteenth = replace(DENSE_MULOCO, **swarm), replace(SIXTEENTH, **swarm)
     parallel = replace(DATA_PARALLEL, **swarm)
     variants = (
-        replace(BASE, name="8 x 2: 1/64, gain 2", **swarm),
         replace(dense, name="8 x 2: dense float32, Nesterov 0.7/0.6"),
         replace(parallel, name="8 x 2: data-parallel Muon"),
-        replace(ALONE, name="8 x 2: one peer alone, same time", batch=2, tokens=tokens // 8),
+        replace(BASE, name="8 x 2: 1/64, gain 3", densities=sparse(64, 3.0), **swarm),
         replace(dense, name="8 x 2: dense 2-bit, Nesterov 0.7/0.6", densities=DENSE2),
         replace(sixteenth, name="8 x 2: 1/16, gain 2"),
         replace(BASE, name="8 x 2: 1/32, gain 2", densities=sparse(32), **swarm),
-        replace(BASE, name="8 x 2: 1/64, gain 3", densities=sparse(64, 3.0), **swarm),
-        replace(parallel, name="8 x 2: data-parallel Muon, rates x 2", **_rates(2)),
-        replace(sixteenth, name="8 x 2: 1/16, gain 2, 30 % lost", lost=0.3),
+        replace(ALONE, name="8 x 2: one peer alone, same time", **{**_eight(size, 1), "tokens": swarm["tokens"] // 8}),
     )
-    return Question("Eight peers, 100 rounds", variants[1].name, variants, seeds)
+    return Question("Eight peers, 100 rounds", variants[0].name, variants, seeds)
+
+
+def _eight(size: Variant, count: int = 8) -> dict[str, Any]:
+    """The swarm of the gates, with a size's model and text."""
+    what = {"preset": size.preset, "corpus": size.corpus, "context": None if size.preset == "demo" else 128}
+    return {"steps": peers(count), "batch": 2, "tokens": 100 * 8 * 10 * 2 * 128, **what}
+
+
+def mishaps(size: Variant, seeds: tuple[int, ...]) -> tuple[Question, ...]:
+    """What goes wrong in a swarm of eight, and other methods, in the setting of the gates."""
+    swarm = _eight(size)
+    dense, sixteenth = replace(DENSE_MULOCO, **swarm), replace(SIXTEENTH, name="8 x 2: 1/16, gain 2", **swarm)
+    base = replace(BASE, name="8 x 2: 1/64, gain 3", densities=sparse(64, 3.0), **swarm)
+    dense_named = replace(dense, name="8 x 2: dense float32, Nesterov 0.7/0.6")
+    adamw = {"inner": "adamw", "lr_adam": 0.01}
+    sparseloco = replace(dense, densities=sparse(32, 1.0), method="sparseloco", rho=0.0, eta=1.0, mu=0.0)
+    others = (
+        base,
+        replace(dense, name="8 x 2: dense DiLoCo: AdamW, Nesterov 0.7/0.9", **{**adamw, "mu": 0.9}),
+        replace(sparseloco, name="8 x 2: SparseLoCo's rule, 1/32, AdamW", **adamw),
+        replace(sparseloco, name="8 x 2: SparseLoCo's rule, 1/32, inner Muon"),
+        replace(base, name="8 x 2: 1/64, gain 2", densities=sparse(64)),
+        replace(base, name="8 x 2: 1/64, gain 4", densities=sparse(64, 4.0)),
+        replace(base, name="8 x 2: 1/64, gain 3, no error feedback", error_feedback=False),
+        replace(dense, name="8 x 2: dense 2-bit, no error feedback", densities=DENSE2, error_feedback=False),
+        replace(DATA_PARALLEL, name="8 x 2: data-parallel Muon, rates x 2", **{**swarm, **_rates(2)}),
+    )
+    uneven = (20, 20, 14, 14, 10, 10, 5, 5)
+    mixed = tuple(Density(kept, 2, gain) for kept, gain in ((64, 3.0), (128, 2.0), (256, 2.0), (256, 2.0)) * 2)
+    wrong = (
+        sixteenth,
+        replace(sixteenth, name="8 x 2: 1/16, gain 2, 30 % lost", lost=0.3),
+        replace(sixteenth, name="8 x 2: 1/16, 30 % lost, folded by the next", lost=0.3, late="fold-next"),
+        replace(sixteenth, name="8 x 2: 1/16, steps 20, 14, 10, 5, two each", steps=uneven),
+        replace(sixteenth, name="8 x 2: 1/16, the fold at 30 % of the round", overlap=0.3),
+        replace(sixteenth, name="8 x 2: mixed 1/64, 1/32, 1/16, 1/16", densities=mixed),
+        replace(sixteenth, name="8 x 2: 1/16, two peers join after half of the rounds", joins=(50, 50)),
+        replace(sixteenth, name="8 x 2: 1/16, own texts", own_text=True),
+        replace(base, name="8 x 2: 1/64, gain 3, own texts", own_text=True),
+        replace(dense, name="8 x 2: dense float32, own texts", own_text=True),
+    )
+    return (
+        Question("Eight peers: methods and gains", dense_named.name, (dense_named, *others), seeds),
+        Question("Eight peers: what goes wrong", sixteenth.name, wrong, seeds),
+    )
 
 
 QUICK = (key_small((1,)),)
-GATES = (gates((1, 2, 3)),)
-FIRST = (*GATES, *small_batches((1, 2, 3)), *decisive(BASE, (1, 2, 3)))
-FULL = decisive(replace(BASE, preset="tiny", tokens=8_192_000), (1, 2, 3))
-LISTS = {"gates": GATES, "quick": QUICK, "demo": FIRST, "tiny": FULL}
+TINY = replace(BASE, preset="tiny", tokens=8_192_000)
+SEEDS = (1, 2, 3)
+GATES = (gates(BASE, SEEDS), *mishaps(BASE, (1,)))
+TINY_GATES = (gates(TINY, SEEDS), *mishaps(TINY, (1,)))
+FIRST = (*GATES, *small_batches(SEEDS), *decisive(BASE, SEEDS))
+LISTS = {"gates": GATES, "quick": QUICK, "demo": FIRST, "tiny-gates": TINY_GATES, "tiny": decisive(TINY, SEEDS)}

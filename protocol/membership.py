@@ -13,10 +13,10 @@ from tscale.protocol.dice import Dice
 from tscale.protocol.records import PeerRecord, SignedRecord
 
 MAX_CONTACTS = 4096
-MEET_CHANCE = 0.5  # share of gossip that goes to strangers who have not been tried yet
+MEET_CHANCE = 0.5  # with which a gossip goes to a stranger who has not been tried yet, too
 MEET_HEARTBEATS = 0.25  # between two dials of strangers, however many there are: a record may name eight addresses
 MAX_MEET_FAILURES = 3  # a stranger that could not be dialled so often is forgotten once its record is not fresh
-STALE_CHANCE = 0.15  # share of gossip that goes to silent peers and to bootstrap contacts, so that partitions heal
+STALE_CHANCE = 0.15  # with which one goes to a silent peer or a bootstrap contact, too, so that partitions heal
 FORGET_AFTER_S = 86400.0
 SUSPECT_HEARTBEATS = 0.2  # how long a peer may owe an answer before others are asked instead
 ALIVE_HEARTBEATS = 2.5  # without a word for so long, a peer counts as gone
@@ -177,9 +177,10 @@ class Membership:
         return self._trainers
 
     def gossip_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
-        """Up to `count` peers to talk to: living ones, strangers, and now and then a silent or bootstrap one.
+        """Up to `count` living peers to talk to, after a stranger, or now and then a silent or bootstrap one.
 
-        When no living one is ready, one that only owes an answer is better than a stranger.
+        A stranger comes on top: most of them don't answer where peers come and go, and what is new must not wait for
+        that. When no living one is ready, one that only owes an answer is better than a stranger.
         """
         alive = self.alive(now)
         living = [c.public for c in alive if self.is_ready(c, now)] or [
@@ -192,7 +193,7 @@ class Membership:
                 chosen = dice.choice(group)
                 if not self.contacts[chosen].bootstrap:
                     self._met_s = now
-                return [chosen, *dice.sample(living, count - 1)]
+                return [chosen, *dice.sample(living, count)]
         return dice.sample(living, count)
 
     def _list_silent(self, alive: set[bytes], now: float) -> list[bytes]:

@@ -106,7 +106,8 @@ class Spread:
                 self.urgent = True
         if view.now >= self._gossip_at:
             self._gossip_at = view.now + view.pace.gossip_s * (0.75 + 0.5 * view.dice.unit())
-            for peer in view.members.gossip_targets(view.dice, view.now, 1):
+            targets = view.members.gossip_targets(view.dice, view.now, 1)
+            for peer in targets[:1] if self.uplink.is_slow else targets:
                 self.gossip_with(peer)
         if self.urgent and view.now >= self._flush_at:
             self.flush()

@@ -28,9 +28,10 @@ from tscale.protocol.snapshots import Snapshots
 from tscale.protocol.spread import Spread
 from tscale.protocol.usable import Usable
 from tscale.protocol.view import View
-from tscale.protocol.wanting import count_missing_bytes, fetch_parts, forget_wants_before
+from tscale.protocol.wanting import count_missing_bytes, fetch_parts, forget_wants_before, is_replay_cheaper
 
 REPLAY_MARGIN = 3
+SIBLING_WAIT = 1.0 / 6.0  # of a round
 MAX_FOLD_PAUSE_S = 30.0
 
 
@@ -251,9 +252,9 @@ class Sync:
             return
         if self.drifted and self._repair(self.head):
             return
-        if not self.drifted and view.now >= self._fold_at and self._fold_towards(self.best_usable()):
-            return
         target = self.target()
+        if not self.drifted and view.now >= self._fold_at and self._fold_towards(self.best_usable(), target):
+            return
         if target is self.head and not self.drifted:
             self.snapshots.asked_for = None
             return
@@ -264,8 +265,10 @@ class Sync:
         steps = self._steps(target)
         if not self.drifted:
             self.chase.watch(target, self.head)
-        if steps is not None and not self.drifted and self._is_cheaper(steps, target) and not fetch_parts(view, steps):
-            return
+        if steps is not None and not self.drifted:
+            offer = self.snapshots.choose(target, self.oldest_snapshot_round, False)
+            if is_replay_cheaper(view, steps, offer, self.replay_limit) and not fetch_parts(view, steps):
+                return
         self._load_snapshot(target)
 
     def _serve_only(self) -> None:
@@ -279,21 +282,6 @@ class Sync:
         if offer is not None:
             self.snapshots.fetch_to_serve(offer)
 
-    def _is_cheaper(self, steps: list[Link], target: Link) -> bool:
-        """Whether replaying these manifests takes fewer bytes than the newest snapshot and what follows it."""
-        if len(steps) <= 2:
-            return True
-        offer = self.snapshots.choose(target, self.oldest_snapshot_round, self.drifted)
-        if offer is None:
-            return len(steps) <= 4 * self.replay_limit
-        if len(steps) > self.replay_limit:
-            return False  # the blobs of older manifests may be gone everywhere
-        after = [link for link in steps if link.round > offer.round]
-        if len(after) == len(steps):
-            return True
-        size_bytes = 0 if self.view.holds(offer.blob.root) else offer.blob.size_bytes
-        return count_missing_bytes(self.view, steps) <= size_bytes + count_missing_bytes(self.view, after)
-
     def _steps(self, target: Link) -> list[Link] | None:
         """The manifests from the head (or from the state before it) to `target`."""
         for base in (self.head, self.previous):
@@ -303,14 +291,22 @@ class Sync:
                     return steps
         return None
 
-    def _fold_towards(self, best: Link) -> bool:
-        """Ask for the next fold on the way to `best`. True when one was asked for."""
+    def _fold_towards(self, best: Link, target: Link) -> bool:
+        """Ask for the next fold on the way to `best`. True when one was asked for.
+
+        A manifest beside the way to `target` waits a moment after it came: the blobs of the better one may be coming.
+        """
         if best is self.head or self.head is None:
             return False
         steps = self._steps(best)
         if steps is None:  # it can't be reached from here: meanwhile as far as this peer's chain goes
             steps = self._steps(self.view.chain.best(self.usables, self.previous or self.head))
-        return self._ask_fold(steps[0]) if steps else False
+        if not steps:
+            return False
+        is_young = self.view.now - steps[0].seen_s < SIBLING_WAIT * self.view.spec.rounds.length_s
+        if is_young and self.view.chain.path(steps[0], target) is None:
+            return False
+        return self._ask_fold(steps[0])
 
     def _ask_fold(self, link: Link) -> bool:
         """Have a manifest folded if its blobs are here."""

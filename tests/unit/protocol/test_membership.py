@@ -221,6 +221,19 @@ def test_strangers_are_tried_once_and_then_like_the_silent() -> None:
     assert abs(picked[BOB.public] / 4000 - STALE_CHANCE) < 0.02
 
 
+def test_a_stranger_is_tried_beside_a_living_peer_and_not_in_its_place() -> None:
+    """Where peers come and go most strangers are gone, and what is new must not wait for their silence."""
+    found = members()
+    meet(found, ALICE)
+    found.learn(peer_record(BOB, NOW), NOW)
+    dice = Dice(5)
+    seen = set()
+    for _ in range(40):
+        found._met_s = 0.0
+        seen.add(tuple(found.gossip_targets(dice, NOW, 1)))
+    assert seen == {(ALICE.public,), (BOB.public, ALICE.public)}
+
+
 def test_a_flood_of_invented_peers_displaces_nobody_who_has_spoken() -> None:
     found = members()
     meet(found, ALICE)

@@ -24,6 +24,7 @@ from tscale.protocol.identity import Identity
 from tscale.protocol.intake import MAX_OFFERS_PER_PEER
 from tscale.protocol.messages import BlobsReply, ChainReply, ChunkReply, GetBlobs, GetChain, GetChunk, Push
 from tscale.protocol.records import Manifest, SignedRecord, seal_record
+from tscale.protocol.sync import SIBLING_WAIT
 
 ALICE, BOB, CAROL = other(1), other(2), other(3)
 Signed = SignedRecord[Manifest]
@@ -143,6 +144,24 @@ def test_a_fork_of_one_round_is_folded_from_the_state_before() -> None:
         (rival.digest, GENESIS),
         (behind.digest, rival.digest),
     ]
+
+
+def test_a_sibling_waits_a_moment_for_the_blobs_of_the_better_manifest() -> None:
+    """Else a joiner folds whichever of two is smaller, and is at a state of its own until the rest has come."""
+    for late, folded in ((0.4, False), (1.5, True)):
+        solo = joining(1.1).meet(BOB)
+        pair = [manifest(who, 0, [announce(who, 0)]) for who in (ALICE, BOB)]
+        for signed in pair:
+            solo.ask(ALICE, Push((signed.bytes,)))
+        better = solo.machine.sync.target().digest
+        worse = next(signed for signed in pair if signed.digest != better)
+        came = solo.now
+        serve_blobs(solo, ALICE if worse is pair[0] else BOB)
+        solo.at(came + late * SIBLING_WAIT * LENGTH_S)
+        assert [fold.manifest for fold in solo.take(fx.Fold)] == ([worse.digest] if folded else [])
+        if not folded:
+            serve_blobs(solo, ALICE, BOB)
+            assert solo.fold().manifest == better
 
 
 def test_a_fold_that_shows_a_manifest_to_be_invalid_is_not_tried_again() -> None:

@@ -1,11 +1,13 @@
 """What a contribution costs and how fast it is made and read, beside torch.topk alone and the memory's own speed."""
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import lgamma, log
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +19,19 @@ from tscale.protocol.errors import BadInput
 
 FEWEST_REPEATS, MOST_REPEATS = 5, 200
 VALUE_BITS = 2
+HASHED_BYTES = 4 << 20  # about two milliseconds of work that needs no memory
+
+
+class Turn(NamedTuple):
+    """Seconds of one turn (topk: 0 without a whole chunk), and what a second thread gained at reading and computing."""
+
+    encode: float
+    encode_two: float
+    decode: float
+    topk: float
+    read: float
+    read_two_vs_one: float
+    cores_two_vs_one: float
 
 
 def run_codec_bench(
@@ -31,7 +46,9 @@ def run_codec_bench(
     The deltas come from a few rounds of training on the shipped book up to 16M parameters, and are drawn from a
     heavy-tailed distribution beyond. All that is timed takes turns for about `seconds`: rates are medians, ratios are
     medians of the ratios within a turn. `bits_vs_bound` compares with the entropy of uniform positions and two bits for
-    each value that the rung allows, `bits_vs_bound_of_sent` with that of the values that were sent. Raises BadInput.
+    each value that the rung allows, `bits_vs_bound_of_sent` with that of the values that were sent.
+    `two_cores_vs_one` is what the machine gave a second thread in the same turns, by hashing: beside other work less
+    than 2, and no encoder can do better. Raises BadInput.
     """
     rung = _rung(kept_per_chunk if density is None else round(density * CHUNK))
     if parameters < 1:
@@ -41,7 +58,7 @@ def run_codec_bench(
         blob = encode(deltas.residual.copy(), deltas.layout, rung)
         turns = list(_turns(deltas, rung, seconds))
     numel = deltas.layout.numel
-    encode_s, encode_two_s, decode_s, topk_s, read_s = (median(column) for column in zip(*turns, strict=True))
+    typical = Turn(*(median(column) for column in zip(*turns, strict=True)))
     bits = contribution_bits_per_parameter(blob, deltas.layout)
     bound, bound_of_sent = entropy_bounds(decode(blob, deltas.layout))
     return {
@@ -52,15 +69,17 @@ def run_codec_bench(
         "bits_per_parameter": bits,
         "bits_vs_bound": bits / bound,
         "bits_vs_bound_of_sent": bits / bound_of_sent,
-        "encode_params_per_s": numel / encode_s,
-        "encode_two_threads_params_per_s": numel / encode_two_s,
-        "two_threads_vs_one": median(turn[0] / turn[1] for turn in turns),
-        "decode_params_per_s": numel / decode_s,
-        "torch_topk_params_per_s": numel // CHUNK * CHUNK / topk_s if topk_s else None,
-        "encode_vs_topk": median(turn[3] / turn[0] for turn in turns) if topk_s else None,
-        "encode_bytes_per_s": 4 * numel / encode_s,
-        "memory_read_bytes_per_s": 4 * numel / read_s,
-        "encode_vs_memory_read": median(turn[4] / turn[0] for turn in turns),
+        "encode_params_per_s": numel / typical.encode,
+        "encode_two_threads_params_per_s": numel / typical.encode_two,
+        "two_threads_vs_one": median(turn.encode / turn.encode_two for turn in turns),
+        "two_cores_vs_one": typical.cores_two_vs_one,
+        "decode_params_per_s": numel / typical.decode,
+        "torch_topk_params_per_s": numel // CHUNK * CHUNK / typical.topk if typical.topk else None,
+        "encode_vs_topk": median(turn.topk / turn.encode for turn in turns) if typical.topk else None,
+        "encode_bytes_per_s": 4 * numel / typical.encode,
+        "memory_read_bytes_per_s": 4 * numel / typical.read,
+        "memory_read_two_threads_vs_one": typical.read_two_vs_one,
+        "encode_vs_memory_read": median(turn.read / turn.encode for turn in turns),
         "repeats": len(turns),
         "threads": 1,
     }
@@ -83,13 +102,14 @@ def _chunk_bits(length: int, kept: int) -> float:
     return ways / log(2) + VALUE_BITS * kept
 
 
-def _turns(deltas: Deltas, rung: Rung, seconds: float) -> Iterator[tuple[float, float, float, float, float]]:
-    """Seconds of encode on one thread and on two, decode, topk (0 without a whole chunk) and reading the buffer."""
+def _turns(deltas: Deltas, rung: Rung, seconds: float) -> Iterator[Turn]:
+    """Measures everything, again and again, for about `seconds`."""
     buffer = np.empty_like(deltas.residual)
     sums = [np.zeros(tensor.numel, dtype=np.float64) for tensor in deltas.layout.tensors]
     chunks = deltas.layout.numel // CHUNK
     magnitudes = torch.from_numpy(np.abs(deltas.residual[: chunks * CHUNK]).reshape(chunks, CHUNK))
     words = deltas.residual[: len(deltas.residual) // 2 * 2].view(np.int64)
+    hashed = bytes(HASHED_BYTES)
 
     def encode_on(threads: int) -> tuple[float, bytes]:
         np.copyto(buffer, deltas.residual)
@@ -101,15 +121,27 @@ def _turns(deltas: Deltas, rung: Rung, seconds: float) -> Iterator[tuple[float, 
             decoded.add_to(sum64, index, 1.0)
 
     begin_s = time.perf_counter()
-    for turn in range(MOST_REPEATS):
-        if turn >= FEWEST_REPEATS and time.perf_counter() - begin_s > seconds:
-            return
-        encode_s, blob = encode_on(1)
-        encode_two_s, _ = encode_on(2)
-        decode_s, _ = _timed(partial(read, blob))
-        topk_s, _ = _timed(lambda: torch.topk(magnitudes, rung.kept_per_chunk)) if chunks else (0.0, None)
-        read_s, _ = _timed(lambda: np.add.reduce(words))
-        yield encode_s, encode_two_s, decode_s, topk_s, read_s
+    with ThreadPoolExecutor(2) as pool:
+        for turn in range(MOST_REPEATS):
+            if turn >= FEWEST_REPEATS and time.perf_counter() - begin_s > seconds:
+                return
+            encode_s, blob = encode_on(1)
+            yield Turn(
+                encode=encode_s,
+                encode_two=encode_on(2)[0],
+                decode=_timed(partial(read, blob))[0],
+                topk=_timed(lambda: torch.topk(magnitudes, rung.kept_per_chunk))[0] if chunks else 0.0,
+                read=_timed(lambda: np.add.reduce(words))[0],
+                read_two_vs_one=_two_vs_one(pool, lambda: np.add.reduce(words)),
+                cores_two_vs_one=_two_vs_one(pool, lambda: hashlib.sha256(hashed)),
+            )
+
+
+def _two_vs_one(pool: ThreadPoolExecutor, call: Callable[[], object]) -> float:
+    """How much sooner two threads have done `call` twice than one: 2 where a second thread costs nothing."""
+    alone_s, _ = _timed(lambda: (call(), call()))
+    together_s, _ = _timed(lambda: [one.result() for one in (pool.submit(call), pool.submit(call))])
+    return alone_s / together_s
 
 
 def _timed(call: Callable[[], Any]) -> tuple[float, Any]:

@@ -16,7 +16,8 @@ def test_a_small_run_has_every_figure():
     assert result["deltas"] == "trained" and result["repeats"] == 5 and result["kept_per_chunk"] == 128
     assert 0.2 < result["bits_per_parameter"] < 0.275
     rates = ("encode_params_per_s", "decode_params_per_s", "torch_topk_params_per_s", "encode_vs_topk")
-    assert all(result[key] > 0 for key in (*rates, "two_threads_vs_one", "encode_vs_memory_read"))
+    ratios = ("two_threads_vs_one", "two_cores_vs_one", "memory_read_two_threads_vs_one", "encode_vs_memory_read")
+    assert all(result[key] > 0 for key in (*rates, *ratios))
 
 
 def test_the_entropy_bound_is_that_of_uniform_positions_and_two_bits_a_value():

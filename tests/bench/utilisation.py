@@ -1,17 +1,28 @@
 """Does training wait for the network? `python -m tests.bench.utilisation` prints one JSON object.
 
 Two nodes, as processes on loopback, train a model of some million parameters; each may send 20 Mbit/s (limited in the
-node's transport). The length of a round is chosen so that one contribution takes a tenth of it at that speed. The
-figure is training time over wall time of each worker, from the first common round on.
+node's transport). The length of a round is chosen so that one contribution takes a tenth of it at that speed. From the
+first common rounds on, of each worker:
+
+- `training`: time in training steps over wall time, by the worker's own clock (the status shows the same).
+- `waiting`: the share of wall time in which the training thread neither runs nor queues for a processor, by the
+  kernel's count (schedstat). What waits for the network, a lock or the disk is in here; what other programs on the
+  machine take is not.
+- `queued`: the share in which it was ready to run and other work had the processors.
+- `jobs_cpu`: processor time of the worker's other threads (compress, verify, fold, snapshot) over wall time.
+
+Linux only. Exit 1 when states differ or `training` is below 0.95.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -29,8 +40,11 @@ from tscale.protocol.spec import NO_OWNER, RungSpec, SwarmSpec
 
 UPLOAD_BITS_PER_S = 20e6
 SHARE_OF_ROUND = 0.1
-RUNG = RungSpec("1/4", kept_per_chunk=1024, bits=2, gain=1.0, lone_only=False)
+RUNG = RungSpec("1/1", kept_per_chunk=4096, bits=2, gain=1.0, lone_only=False)
+"""Dense, so that a round is long enough for some twenty steps on one core."""
 WARM_ROUNDS = 2
+ENOUGH = 0.95
+SAMPLE_EVERY_S = 0.25
 
 
 def make_spec(width: int, layers: int, book: Path) -> tuple[SwarmSpec, int]:
@@ -50,64 +64,140 @@ def make_spec(width: int, layers: int, book: Path) -> tuple[SwarmSpec, int]:
 
 @dataclass(frozen=True)
 class Reading:
-    """A worker's share of training since it began, at a time."""
+    """What a node and its worker have done up to a time, in seconds since the worker began and bytes."""
 
     unix_s: float
-    began_unix_s: float
-    share: float
+    worker: int
+    training_s: float
+    running_s: float
+    queued_s: float
+    jobs_s: float
+    up_bytes: int
 
     @classmethod
     def of(cls, node: NodeProcess) -> Reading:
-        """What the node's status says now."""
-        status = node.status
-        worker = node.worker
+        """What the node's status and the kernel say now."""
+        status, worker = node.status, node.worker
         assert worker is not None
-        return cls(status["updated_unix_s"], psutil.Process(worker).create_time(), status["training"]["utilisation"])
+        now_s = time.time()
+        running_s, queued_s = thread_times(worker, worker)
+        others = [int(path.name) for path in Path(f"/proc/{worker}/task").iterdir() if path.name != str(worker)]
+        began_s = psutil.Process(worker).create_time()
+        training_s = status["training"]["utilisation"] * (now_s - began_s)  # the share of a second ago is near enough
+        jobs_s = sum(thread_times(worker, other)[0] for other in others)
+        return cls(now_s, worker, training_s, running_s, queued_s, jobs_s, status["transfer"]["up_bytes"])
 
-    def until(self, later: Reading) -> float:
-        """The share of training between two readings."""
-        trained_s = later.share * (later.unix_s - later.began_unix_s) - self.share * (self.unix_s - self.began_unix_s)
-        return trained_s / (later.unix_s - self.unix_s)
+    def until(self, later: Reading) -> dict[str, float]:
+        """The shares of the time between two readings of one worker."""
+        assert self.worker == later.worker, "the worker was started again"
+        wall_s = later.unix_s - self.unix_s
+        running, queued = (later.running_s - self.running_s) / wall_s, (later.queued_s - self.queued_s) / wall_s
+        shares = {
+            "training": (later.training_s - self.training_s) / wall_s,
+            "waiting": 1.0 - running - queued,
+            "queued": queued,
+            "jobs_cpu": (later.jobs_s - self.jobs_s) / wall_s,
+            "upload": 8 * (later.up_bytes - self.up_bytes) / wall_s / UPLOAD_BITS_PER_S,
+        }
+        return {name: round(share, 4) for name, share in shares.items()}
 
 
-def measure(nodes: Nodes, spec: SwarmSpec, rounds: int) -> dict[str, object]:
-    """Start two nodes, wait until they fold together, and read their share of training over some rounds."""
-    spec_file, config = nodes.base / "spec.bin", nodes.base / "config.toml"
-    spec_file.write_bytes(spec.to_bytes())
-    config.write_text(f"[network]\nupload_bytes_per_s = {round(UPLOAD_BITS_PER_S / 8)}\n")
-    module = "tests.bench.utilisation"
-    first = nodes.start("first", "--node", str(spec_file), "--config", str(config), module=module)
-    nodes.wait_for(lambda: first.link, "the link", first)
-    second = nodes.start(
-        "second", "--node", str(spec_file), "--config", str(config), "--seed", seed_of(first), module=module
-    )
-    both = (first, second)
+def thread_times(process: int, thread: int) -> tuple[float, float]:
+    """Seconds a thread has run, and seconds it was ready to run and did not; zeros for one that is gone."""
+    try:
+        ran_ns, queued_ns, _ = Path(f"/proc/{process}/task/{thread}/schedstat").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0, 0.0
+    return int(ran_ns) / 1e9, int(queued_ns) / 1e9
 
-    def common() -> int:
+
+@dataclass
+class Uplink:
+    """The most that a node has sent in about a second, between two statuses, as a share of its limit."""
+
+    last: tuple[float, int] | None = None
+    busiest: float = 0.0
+
+    def look(self, node: NodeProcess) -> None:
+        """Take note of a new status."""
+        status = node.status
+        if not status:
+            return
+        now = (status["updated_unix_s"], status["transfer"]["up_bytes"])
+        if self.last is not None and now[0] - self.last[0] >= 0.5:
+            self.busiest = max(self.busiest, 8 * (now[1] - self.last[1]) / (now[0] - self.last[0]) / UPLOAD_BITS_PER_S)
+        if self.last is None or now[0] - self.last[0] >= 0.5:
+            self.last = now
+
+
+@dataclass
+class Pair:
+    """Two nodes that train together."""
+
+    nodes: Nodes
+    spec: SwarmSpec
+    both: list[NodeProcess] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start one node, and the other as its peer."""
+        spec_file, config = self.nodes.base / "spec.bin", self.nodes.base / "config.toml"
+        spec_file.write_bytes(self.spec.to_bytes())
+        config.write_text(f"[network]\nupload_bytes_per_s = {round(UPLOAD_BITS_PER_S / 8)}\n")
+        given, module = ("--node", str(spec_file), "--config", str(config)), "tests.bench.utilisation"
+        first = self.nodes.start("first", *given, module=module)
+        self.nodes.wait_for(lambda: first.link, "the link", first)
+        second = self.nodes.start("second", *given, "--seed", seed_of(first), module=module)
+        self.both = [first, second]
+
+    def common(self) -> int:
+        """How many folds of both nodes' contributions the first one has logged."""
+        first = self.both[0]
         there = (first.folder / "rounds.jsonl").exists()
-        return sum(line["contributors"] >= len(both) for line in read_lines(first)) if there else 0
+        return sum(line["contributors"] >= len(self.both) for line in read_lines(first)) if there else 0
 
-    limit_s = 120.0 + 10.0 * (rounds + WARM_ROUNDS) * spec.rounds.length_s
-    nodes.wait_for(lambda: common() >= WARM_ROUNDS, "common rounds", *both, limit_s=limit_s)
-    before = [(node, Reading.of(node), node.last_round) for node in both]
-    nodes.wait_for(lambda: common() >= WARM_ROUNDS + rounds, "the rounds", *both, limit_s=limit_s)
-    shares = {node.name: round(reading.until(Reading.of(node)), 4) for node, reading, _ in before}
-    logs = {node.name: settled(settled(read_rounds(node.folder / "rounds.jsonl"))) for node in both}
+    def wait(self, what: Callable[[], object], said: str, rounds: int) -> None:
+        """Wait for something that takes about so many rounds."""
+        self.nodes.wait_for(what, said, *self.both, limit_s=120.0 + 3.0 * rounds * self.spec.rounds.length_s)
+
+
+def measure(pair: Pair, rounds: int) -> dict[str, object]:
+    """Start the nodes, wait until they fold together, and read what they do in the next rounds."""
+    pair.start()
+    pair.wait(lambda: pair.common() >= WARM_ROUNDS, "common rounds", WARM_ROUNDS)
+    first, length_s = pair.both[0], pair.spec.rounds.length_s
+    before, common, last_round = [Reading.of(node) for node in pair.both], pair.common(), first.last_round
+    uplinks = [Uplink() for _ in pair.both]
+    end_s = time.monotonic() + rounds * length_s
+    while time.monotonic() < end_s:
+        for node, uplink in zip(pair.both, uplinks, strict=True):
+            assert node.running, f"{node.name} ended: {node.err}"
+            uplink.look(node)
+        time.sleep(SAMPLE_EVERY_S)
+    shares = {
+        node.name: {**reading.until(Reading.of(node)), "upload_busiest_second": round(uplink.busiest, 3)}
+        for node, reading, uplink in zip(pair.both, before, uplinks, strict=True)
+    }
+    folded, together = first.last_round - last_round, pair.common() - common
+    logs = {node.name: settled(settled(read_rounds(node.folder / "rounds.jsonl"))) for node in pair.both}
     compared, differences = compare_rounds(logs)
-    passed = first.last_round - before[0][2]
-    transfer = first.status["transfer"]
+    contribution_bytes = first.status["transfer"]["contribution_bytes"]
     return {
-        "utilisation": shares,
-        "rounds": passed,
-        "rounds_with_both": common() - WARM_ROUNDS,
-        "contribution_bytes": transfer["contribution_bytes"],
-        "upload_bytes": {node.name: node.status["transfer"]["up_bytes"] for node in both},
-        "contribution_share_of_round": round(
-            8 * transfer["contribution_bytes"] / UPLOAD_BITS_PER_S / spec.rounds.length_s, 4
-        ),
+        "shares": shares,
+        "rounds": folded,
+        "rounds_with_both": together,
+        "contribution_bytes": contribution_bytes,
+        "contribution_share_of_round": round(8 * contribution_bytes / UPLOAD_BITS_PER_S / length_s, 4),
+        "steps_per_s": {node.name: round(steps_per_s(node), 2) for node in pair.both},
         "rounds_compared": compared,
         "digests_equal": not differences,
+        "enough": all(share["training"] >= ENOUGH for share in shares.values()),
     }
+
+
+def steps_per_s(node: NodeProcess) -> float:
+    """Over the last seconds."""
+    training = node.status["training"]
+    return float(training["tokens_per_s"] * training["steps"] / max(1, training["tokens_local"]))
 
 
 def seed_of(node: NodeProcess) -> str:
@@ -118,9 +208,9 @@ def seed_of(node: NodeProcess) -> str:
 def main() -> int:
     """Measure, or be one of the nodes that are measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--width", type=int, default=320)
-    parser.add_argument("--layers", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--node", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--config", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--state-dir", type=Path, help=argparse.SUPPRESS)
@@ -140,11 +230,12 @@ def main() -> int:
             as_json=True,
         )
         return run_here(request)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the nodes would stay
     with nodes_in_temp() as nodes:
         spec, numel = make_spec(given.width, given.layers, nodes.book)
-        result = {"parameters": numel, "round_s": spec.rounds.length_s, **measure(nodes, spec, given.rounds)}
+        result = {"parameters": numel, "round_s": spec.rounds.length_s, **measure(Pair(nodes, spec), given.rounds)}
     sys.stdout.write(json.dumps(result) + "\n")
-    return 0 if result["digests_equal"] else 1
+    return 0 if result["digests_equal"] and result["enough"] else 1
 
 
 if __name__ == "__main__":

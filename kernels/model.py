@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from tscale.kernels.block import (
     BlockPass,
@@ -20,6 +19,7 @@ from tscale.kernels.block import (
     logits,
     output_bias,
 )
+from tscale.kernels.head import head_loss
 from tscale.kernels.model_config import ModelConfig, layer_reaches, model_layout
 
 
@@ -70,14 +70,17 @@ class TscaleModel(torch.nn.Module):
         `doc_start_BT` holds for each position the index in its sequence where its document starts: nothing before
         that is attended to.
         """
+        return logits(self.cfg, self.head, self._bias_V, self._last_state(tokens_BT, doc_start_BT))
+
+    def loss(self, tokens_BT1: torch.Tensor, doc_start_BT: torch.Tensor | None = None) -> torch.Tensor:
+        """Mean cross-entropy in nats per token of predicting `tokens[:, 1:]` from `tokens[:, :-1]`."""
+        state_DM = self._last_state(tokens_BT1[:, :-1], doc_start_BT)
+        return head_loss(self.cfg, self.head, self._bias_V, state_DM, tokens_BT1[:, 1:].flatten())
+
+    def _last_state(self, tokens_BT: torch.Tensor, doc_start_BT: torch.Tensor | None) -> torch.Tensor:
         batch, positions = tokens_BT.shape
         run = BlockPass(self.cfg, self._tables, (batch, positions), doc_start_BT, self._product)
         state_DM = embed(self.embed, tokens_BT)
         for reach, weights in zip(self.reaches, self._blocks, strict=True):
             state_DM = block_forward(run, reach, weights, state_DM)
-        return logits(self.cfg, self.head, self._bias_V, state_DM)
-
-    def loss(self, tokens_BT1: torch.Tensor, doc_start_BT: torch.Tensor | None = None) -> torch.Tensor:
-        """Mean cross-entropy in nats per token of predicting `tokens[:, 1:]` from `tokens[:, :-1]`."""
-        logits_MV = self.forward(tokens_BT1[:, :-1], doc_start_BT)
-        return F.cross_entropy(logits_MV, tokens_BT1[:, 1:].flatten())
+        return state_DM

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 
 from tscale.kernels.block import BlockPass, BlockTables, BlockWeights, Product, block_forward, embed, logits
+from tscale.kernels.head import head_loss
 from tscale.kernels.model_config import LayerReach, ModelConfig
 from tscale.kernels.offload.boundary import Boundary, Ranges, halves
 from tscale.kernels.offload.errors import OutOfDeviceMemory, is_out_of_memory
@@ -171,7 +171,7 @@ class BatchRun:
         network = self.network
         with closing(self._boundary.stream((index,), self.ranges[-1:])) as states, torch.no_grad():
             _, (state_DM,) = next(iter(states))
-            return logits(network.cfg, table_VD, network.bias_V, state_DM)[-1]
+            return logits(network.cfg, table_VD, network.bias_V, state_DM[:, -1:])[0]
 
     def _inputs(self, rows: range) -> torch.Tensor:
         return self._inputs_BT[rows.start : rows.stop]
@@ -190,8 +190,8 @@ class BatchRun:
 
     def _cross_entropy(self, table_VD: torch.Tensor, state_DM: torch.Tensor, rows: range) -> torch.Tensor:
         network = self.network
-        logits_MV = logits(network.cfg, table_VD, network.bias_V, state_DM)
-        return F.cross_entropy(logits_MV, self._targets_BT[rows.start : rows.stop].flatten())
+        targets_M = self._targets_BT[rows.start : rows.stop].flatten()
+        return head_loss(network.cfg, table_VD, network.bias_V, state_DM, targets_M)
 
     def _share(self, rows: range, loss: torch.Tensor) -> torch.Tensor:
         total = self._inputs_BT.shape[0]

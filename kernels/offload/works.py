@@ -1,7 +1,8 @@
 """What is alive while a micro-batch goes through a stage, the head or an update: `footprint` on the layers' own code.
 
 Memory grows in proportion to the sequences, plus what does not depend on them. `AffineWorks` measures one and two
-sequences and knows the rest; a test holds it against the layers themselves.
+sequences and knows the rest; for the head, which works in blocks of tokens, it measures one full block and one sequence
+more. A test holds it against the layers themselves.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
-from tscale.kernels.block import BlockPass, BlockTables, BlockWeights, Product, block_forward, embed, logits
+from tscale.kernels.block import BlockPass, BlockTables, BlockWeights, Product, block_forward, embed
+from tscale.kernels.head import block_tokens, head_loss
 from tscale.kernels.model_config import LayerReach, ModelConfig, layer_reaches
 from tscale.kernels.muon import MuonRule
 from tscale.kernels.offload.batch import leaf
@@ -99,7 +100,7 @@ class LayerWorks:
         def work(given: tuple[torch.Tensor, ...]) -> object:
             table_VD, bias_V, state_DM, targets_M = given
             start = leaf(state_DM)
-            F.cross_entropy(logits(self.cfg, table_VD, bias_V, start), targets_M).backward()
+            head_loss(self.cfg, table_VD, bias_V, start, targets_M).backward()
             return start.grad
 
         return footprint(lambda: (self._table(), torch.empty(self.cfg.vocab), self._state(), self._ids()), work)
@@ -158,11 +159,25 @@ class AffineWorks:
 
     def __init__(self, cfg: ModelConfig, context: int, product: Product | None = None) -> None:
         self._ends = tuple(LayerWorks(cfg, (rows, context), product) for rows in (1, 2))
+        self._cfg = cfg
         self._found: dict[object, tuple[Footprint, Footprint]] = {}
+        self._heads: dict[int, Footprint] = {}
 
     def at(self, rows: int) -> Works:
         """For micro-batches of `rows` sequences."""
         return _WorksAt(self, (rows, self._ends[0].micro[1]))
+
+    def head(self, micro: tuple[int, int]) -> Footprint:
+        """The head's, which grows in another way until a block of its tokens is full."""
+        full = -(-block_tokens(self._cfg.vocab) // micro[1])
+        if micro[0] <= full + 1:
+            return self._head_of(micro[0], micro[1])
+        return _grown(self._head_of(full, micro[1]), self._head_of(full + 1, micro[1]), micro[0] - full)
+
+    def _head_of(self, rows: int, context: int) -> Footprint:
+        if rows not in self._heads:
+            self._heads[rows] = LayerWorks(self._cfg, (rows, context)).head()
+        return self._heads[rows]
 
     def ends(self, key: object, measure: Callable[[LayerWorks], Footprint]) -> tuple[Footprint, Footprint]:
         """What `measure` says of one sequence and of two; asked once for a key."""
@@ -186,7 +201,8 @@ class _WorksAt:
         return self._at((kind, how), lambda works: works.stage(kind, how))
 
     def head(self) -> Footprint:
-        return self._at("head", lambda works: works.head())
+        """In proportion only beyond the tokens of one block of logits."""
+        return self._works.head(self.micro)
 
     def embedding(self) -> Footprint:
         return self._at("embedding", lambda works: works.embedding())
@@ -198,9 +214,11 @@ class _WorksAt:
         return self._at(("table", layers), lambda works: works.table_update(layers))
 
     def _at(self, key: object, measure: Callable[[LayerWorks], Footprint]) -> Footprint:
-        one, two = self._works.ends(key, measure)
-        more = self.micro[0] - 1
-        return Footprint(
-            one.peak_bytes + more * (two.peak_bytes - one.peak_bytes),
-            one.kept_bytes + more * (two.kept_bytes - one.kept_bytes),
-        )
+        return _grown(*self._works.ends(key, measure), self.micro[0] - 1)
+
+
+def _grown(one: Footprint, two: Footprint, more: int) -> Footprint:
+    return Footprint(
+        one.peak_bytes + more * (two.peak_bytes - one.peak_bytes),
+        one.kept_bytes + more * (two.kept_bytes - one.kept_bytes),
+    )

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from tscale.kernels.block import Product
+from tscale.kernels.head import block_tokens
 from tscale.kernels.inner import InnerTrainer
 from tscale.kernels.layout import Layout
 from tscale.kernels.offload.cuda import CudaTransfer
@@ -136,8 +137,9 @@ def _clearly_fits(config: WorkerConfig, kernels: KernelConfig) -> bool:
     model, inner = kernels.model, kernels.inner
     vectors = vectors_of(model, kernels.rule.mu != 0)
     held_bytes = 2 * vectors.copies_bytes + vectors.weights_bytes + vectors.round_bytes
-    a_token = model.layers * _ACTIVATIONS_PER_LAYER * max(model.width, model.projection_width) + 4 * model.vocab
-    work_bytes = 4 * inner.batch * inner.context * a_token
+    a_token = model.layers * _ACTIVATIONS_PER_LAYER * max(model.width, model.projection_width)
+    # a block of logits and their softmax
+    work_bytes = 4 * inner.batch * inner.context * a_token + 4 * 2 * block_tokens(model.vocab) * model.vocab
     return PROCESSES_BYTES + held_bytes + work_bytes < _ram_bytes(config) // 2
 
 

@@ -15,7 +15,7 @@ from tscale.kernels.offload.footprint import footprint
 from tscale.kernels.offload.memory import StepShape, device_memory, host_memory
 from tscale.kernels.offload.plan import OffloadPlan
 from tscale.kernels.offload.trainer import OffloadParts, OffloadTrainer
-from tscale.kernels.offload.works import AffineWorks
+from tscale.kernels.offload.works import AffineWorks, LayerWorks
 
 WIDE = ModelConfig("tscale", 64, 2, 32, 5, 300, 256, 1)
 VERBOSE = ModelConfig("tscale", 32, 2, 16, 4, 64, 8000, 1)
@@ -36,9 +36,10 @@ def _one_thread():
         (WIDE, OffloadPlan(4, 1, "device"), StepShape(4, 512), "backward"),
         (WIDE, OffloadPlan(7, 2, "device", recompute=False), StepShape(4, 256), "head"),
         (WIDE, OffloadPlan(2, 1, "host", stage_layers=4), StepShape(1, 8), "update of a stage"),
-        (VERBOSE, OffloadPlan(3, 1, "host"), StepShape(3, 256), "head"),
+        (VERBOSE, OffloadPlan(3, 1, "host"), StepShape(3, 600), "head"),
+        (VERBOSE, OffloadPlan(6, 2, "device", recompute=False), StepShape(4, 200), "head"),
     ],
-    ids=["long", "resident states", "graphs", "short", "vocabulary"],
+    ids=["long", "resident states", "graphs", "short", "vocabulary", "vocabulary and graphs"],
 )
 def test_the_formula_is_within_a_tenth_of_the_measured_peak(cfg, plan, shape, at) -> None:
     local = init_state(cfg, 1)
@@ -72,3 +73,13 @@ def test_micro_batches_of_any_size_follow_from_those_of_one_and_two_sequences(pl
     shape = StepShape(10, 48)
     works = AffineWorks(WIDE, shape.context)
     assert device_memory(WIDE, plan, shape, works=works.at(plan.micro_rows)) == device_memory(WIDE, plan, shape)
+
+
+def test_the_head_takes_blocks_of_logits_and_not_all_of_them() -> None:
+    # 256 tokens are a block of this vocabulary, which is five of these sequences and a bit
+    works = AffineWorks(VERBOSE, 48)
+    peaks = {rows: works.at(rows).head().peak_bytes for rows in (1, 4, 6, 7, 12, 200)}
+    assert peaks == {rows: LayerWorks(VERBOSE, (rows, 48)).head().peak_bytes for rows in peaks}
+    # logits, their logarithms, and the gradient of the table
+    block = 2 * 256 * VERBOSE.vocab * 4 + VERBOSE.vocab * VERBOSE.width * 4
+    assert peaks[1] < block / 4 < block < peaks[6] < peaks[200] < 1.25 * block

@@ -101,7 +101,7 @@ def test_out_of_memory_within_a_derivative_leaves_no_half_of_a_gradient(plan: Of
     np.testing.assert_allclose(local, expected, rtol=0, atol=1e-3 * INNER.lr_muon)
 
 
-@pytest.mark.parametrize(("part", "call"), [("embed", 2), ("logits", 1), ("logits", 2), ("embed", 4)])
+@pytest.mark.parametrize(("part", "call"), [("embed", 2), ("head_loss", 1), ("head_loss", 2), ("embed", 4)])
 def test_out_of_memory_in_the_embedding_or_the_head(monkeypatch, part: str, call: int) -> None:
     function, left = getattr(batch_module, part), call
 

@@ -18,6 +18,8 @@ from tscale.node.planning.planner import TrainingPlan, Wish, make_plan
 from tscale.node.planning.storage import PROCESSES_BYTES, vectors_of
 
 WIDE, LONG = ModelConfig("tscale", 192, 3, 64, 4, 64, 256, 1), ModelConfig("tscale", 64, 2, 32, 5, 200, 256, 1)
+VERBOSE = ModelConfig("tscale", 32, 2, 16, 4, 64, 6000, 1)
+SIZES = [(WIDE, StepShape(2, 32)), (LONG, StepShape(6, 200)), (VERBOSE, StepShape(4, 160))]
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,7 @@ def _one_thread():
 
 
 @pytest.mark.parametrize("slots", [0, 2])
-@pytest.mark.parametrize(("cfg", "shape"), [(WIDE, StepShape(2, 32)), (LONG, StepShape(6, 200))], ids=["wide", "long"])
+@pytest.mark.parametrize(("cfg", "shape"), SIZES, ids=["wide", "long", "vocabulary"])
 def test_predicted_and_measured_main_memory_agree_within_a_tenth(
     cfg: ModelConfig, shape: StepShape, slots: int
 ) -> None:

@@ -255,13 +255,15 @@ class Sync:
         target = self.target()
         if not self.drifted and view.now >= self._fold_at and self._fold_towards(self.best_usable(), target):
             return
-        if target is self.head and not self.drifted:
+        is_there, ahead = target is self.head and not self.drifted, self._next()
+        if is_there:
             self.snapshots.asked_for = None
-            return
-        if view.now < self._fetch_at:
+        if view.now < self._fetch_at or (is_there and not ahead):
             return
         self._fetch_at = view.now + view.pace.flush_s
-        fetch_parts(self.view, self._next())
+        fetch_parts(view, ahead)
+        if is_there:  # where the authors are, while claims are doubted: what comes next is followed once it can be
+            return
         steps = self._steps(target)
         if not self.drifted:
             self.chase.watch(target, self.head)

@@ -60,7 +60,18 @@ def claim_ahead(world: World, beside: bool, links: int = 3) -> None:
 def test_a_worker_that_comes_back_older_finds_its_way_beside_a_claimed_chain(
     older: int, lost: bool, beside: bool
 ) -> None:
-    world = World(sim_spec(), 5 + older)
+    come_back_older(5 + older, older, lost, beside)
+
+
+@pytest.mark.parametrize(("seed", "older", "lost", "beside"), [(28, 3, True, False), (31, 3, False, True)])
+def test_a_doubting_peer_folds_what_the_others_fold(seed: int, older: int, lost: bool, beside: bool) -> None:
+    """These runs showed a peer that never fetched one blob of a manifest, and sealed a smaller one of its own."""
+    come_back_older(seed, older, lost, beside)
+
+
+def come_back_older(seed: int, older: int, lost: bool, beside: bool) -> None:
+    """One of four peers restarts from an old checkpoint beside a claimed chain: all are in step soon after."""
+    world = World(sim_spec(), seed)
     for _ in range(4):
         world.add()
     victim = world.trainers()[1]

@@ -164,6 +164,24 @@ def test_a_sibling_waits_a_moment_for_the_blobs_of_the_better_manifest() -> None
             assert solo.fold().manifest == better
 
 
+def test_while_claims_are_doubted_the_next_manifest_is_fetched_all_the_same() -> None:
+    """The peer stands where the living authors are. What they seal next must not wait for its blobs by chance."""
+    solo = joining(2.1)
+    (first,) = chain_of(1)
+    solo.ask(ALICE, Push((first.bytes,)))
+    serve_blobs(solo, ALICE)
+    solo.fold()
+    solo.ask(ALICE, Push((announce(ALICE, 1, first.digest).bytes,)))
+    serve_blobs(solo, ALICE)
+    sync = solo.machine.sync
+    sync.chase._doubt_until_s = solo.now + 100.0
+    second = manifest(ALICE, 1, [announce(BOB, 1, first.digest)], first.digest, before=100)
+    solo.ask(ALICE, Push((second.bytes,)))
+    assert sync.target() is sync.head
+    solo.at(solo.now + 1.0)
+    assert root_of(second) in {blob.root for blob in solo.machine.view.transfers.wants}
+
+
 def test_a_fold_that_shows_a_manifest_to_be_invalid_is_not_tried_again() -> None:
     solo = joining(1.1)
     (first,) = chain_of(1)

@@ -155,6 +155,10 @@ class Pair:
         there = (first.folder / "rounds.jsonl").exists()
         return sum(line["contributors"] >= len(self.both) for line in read_lines(first)) if there else 0
 
+    def taken(self) -> int:
+        """How many contributions the folds that the first one has logged had together."""
+        return sum(line["contributors"] for line in read_lines(self.both[0]))
+
     def wait(self, what: Callable[[], object], said: str, rounds: int) -> None:
         """Wait for something that takes about so many rounds."""
         self.nodes.wait_for(what, said, *self.both, limit_s=120.0 + 3.0 * rounds * self.spec.rounds.length_s)
@@ -165,7 +169,8 @@ def measure(pair: Pair, rounds: int) -> dict[str, object]:
     pair.start()
     pair.wait(lambda: pair.common() >= WARM_ROUNDS, "common rounds", WARM_ROUNDS)
     first, length_s = pair.both[0], pair.spec.rounds.length_s
-    before, common, last_round = [Reading.of(node) for node in pair.both], pair.common(), first.last_round
+    before = [Reading.of(node) for node in pair.both]
+    common, taken, last_round = pair.common(), pair.taken(), first.last_round
     uplinks = [Uplink() for _ in pair.both]
     end_s = time.monotonic() + rounds * length_s
     while time.monotonic() < end_s:
@@ -177,14 +182,14 @@ def measure(pair: Pair, rounds: int) -> dict[str, object]:
         node.name: {**reading.until(Reading.of(node)), "upload_busiest_second": round(uplink.busiest, 3)}
         for node, reading, uplink in zip(pair.both, before, uplinks, strict=True)
     }
-    folded, together = first.last_round - last_round, pair.common() - common
     logs = {node.name: settled(settled(read_rounds(node.folder / "rounds.jsonl"))) for node in pair.both}
     compared, differences = compare_rounds(logs)
     contribution_bytes = first.status["transfer"]["contribution_bytes"]
     return {
         "shares": shares,
-        "rounds": folded,
-        "rounds_with_both": together,
+        "rounds": first.last_round - last_round,
+        "rounds_with_both": pair.common() - common,
+        "contributions_taken": pair.taken() - taken,
         "contribution_bytes": contribution_bytes,
         "contribution_share_of_round": round(8 * contribution_bytes / UPLOAD_BITS_PER_S / length_s, 4),
         "steps_per_s": {node.name: round(steps_per_s(node), 2) for node in pair.both},

@@ -161,8 +161,8 @@ def _open(part: FoldPart, layout: Layout, impl: str) -> Decoded:
 
 def warm_up() -> None:
     """Has numba compile, or load from its cache, the encoder and the fold (seconds, once): call it before training."""
-    layout = Layout((TensorSpec("warm_up", (CHUNK,), "matrix"),), small_numel=0)
-    anchor = np.linspace(-1, 1, CHUNK, dtype=np.float32)
+    layout = Layout((TensorSpec("chunked", (CHUNK,), "matrix"), TensorSpec("small", (1,), "small")), small_numel=1)
+    anchor = np.linspace(-1, 1, layout.numel, dtype=np.float32)
     part = FoldPart(encode(anchor.copy(), layout, Rung(CHUNK // 64)), 1.0)
     fold(anchor, None, [part], layout, OuterRule(1.0, 0.0))
     fold(anchor, np.zeros_like(anchor), [part], layout, OuterRule(1.0, 0.5))

@@ -1,6 +1,7 @@
 """The fold in numba: a few chunks at a time, so that the sum stays in the cache; the same bits as in `fold`.
 
-Without fastmath numba never fuses a multiplication and an addition, so each is rounded, as in numpy. Importing this
+Without fastmath numba never fuses a multiplication and an addition, so each is rounded, as in numpy. A tensor is one
+call, which holds no lock of the interpreter: threads share tensors, and training goes on beside them. Importing this
 module needs numba.
 """
 
@@ -10,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from tscale.kernels.codec import CHUNK, Decoded
-from tscale.kernels.codec.fast_add import Coded, add_gaps, add_masked, add_values, weighted
+from tscale.kernels.codec.fast_add import Sources, add_chunks, cursors, sources
 from tscale.kernels.fold import Arrays, FoldPart, TensorFold, weighted_sum
 from tscale.kernels.layout import Layout
 
@@ -40,59 +41,57 @@ def outer_step(sum64: np.ndarray, old: Arrays, new: Arrays, rates: tuple[np.floa
         _plain(sum64, old[0], new[0], rates[0])
 
 
-class Addend:
-    """One contribution with its weight, to be added from anywhere."""
+@njit(cache=True, nogil=True)
+def _fold_plain(chunks: tuple, which: Sources, at: np.ndarray, arrays: tuple, eta: np.float32) -> None:
+    """One chunked tensor. `chunks`: number of the first one, lengths, where they begin in the flat vector."""
+    first, lengths, begin = chunks
+    (old,), (new,) = arrays
+    buffer, start = np.empty(BLOCK_CHUNKS * CHUNK), 0
+    for block in range(0, len(lengths), BLOCK_CHUNKS):
+        some = lengths[block : block + BLOCK_CHUNKS]
+        stop = start + some.sum()
+        sum64 = buffer[: stop - start]
+        sum64[:] = 0.0
+        add_chunks(sum64, begin + start, (first + block, some), which, at)
+        _plain(sum64, old[start:stop], new[start:stop], eta)
+        start = stop
 
-    def __init__(self, decoded: Decoded, weight: float) -> None:
-        self.decoded = decoded
-        self.weight = weight
-        self._coded: Coded | None = None if decoded.streams is None else weighted(decoded.streams, weight)
 
-    def cursor(self, tensor_index: int) -> np.ndarray:
-        """Where a chunked tensor's data begin: its first value, and its first gap byte or mask bit. int64 [2]."""
-        if self._coded is None:
-            return np.zeros(2, np.int64)
-        part = self.decoded.parts[self.decoded.slots[tensor_index]]
-        return np.array([part.first_value, part.first_place], np.int64)
-
-    def add_chunks(self, sum64: np.ndarray, first: int, lengths: np.ndarray, cursor: np.ndarray) -> None:
-        """Add the chunks `first` and on, as many as there are `lengths`; `cursor` moves on."""
-        if self._coded is None:
-            start = int(self.decoded.plan.starts_C[first])
-            assert self.decoded.exact is not None
-            add_values(sum64, self.decoded.exact[start : start + len(sum64)], self.weight)
-        else:
-            add = add_masked if self.decoded.plan.masked else add_gaps
-            add(sum64, lengths, self._coded, first, cursor)
+@njit(cache=True, nogil=True)
+def _fold_nesterov(
+    chunks: tuple, which: Sources, at: np.ndarray, arrays: tuple, rates: tuple[np.float32, np.float32]
+) -> None:
+    """`_fold_plain` with momentum."""
+    first, lengths, begin = chunks
+    old, new = arrays
+    buffer, start = np.empty(BLOCK_CHUNKS * CHUNK), 0
+    for block in range(0, len(lengths), BLOCK_CHUNKS):
+        some = lengths[block : block + BLOCK_CHUNKS]
+        stop = start + some.sum()
+        sum64 = buffer[: stop - start]
+        sum64[:] = 0.0
+        add_chunks(sum64, begin + start, (first + block, some), which, at)
+        some_old, some_new = (old[0][start:stop], old[1][start:stop]), (new[0][start:stop], new[1][start:stop])
+        _nesterov(sum64, some_old, some_new, rates[0], rates[1])
+        start = stop
 
 
 def tensor_fold(parts: Sequence[FoldPart], layout: Layout, rates: tuple[np.float32, np.float32]) -> TensorFold:
     """Folds one tensor of decoded `parts`: what `fold` calls for every tensor, from any thread."""
-    addends = [Addend(part.blob, part.weight) for part in parts if isinstance(part.blob, Decoded)]
+    weighted = [(part.blob, part.weight) for part in parts if isinstance(part.blob, Decoded)]
+    which = sources(weighted)
 
     def fold_tensor(index: int, old: Arrays, new: Arrays) -> None:
-        if addends and not layout.is_small(index):
-            _fold_chunked(addends, index, (old, new), rates)
-        else:
+        if not weighted or layout.is_small(index):
             outer_step(weighted_sum(parts, index, layout.tensors[index].numel), old, new, rates)
+            return
+        plan = weighted[0][0].plan
+        first, stop = plan.chunk_ranges[plan.chunked.index(index)]
+        chunks = (first, plan.lengths_C[first:stop], layout.slices[index].start)
+        at = cursors(weighted, index)
+        if len(old) == 2:
+            _fold_nesterov(chunks, which, at, (old, new), rates)
+        else:
+            _fold_plain(chunks, which, at, (old, new), rates[0])
 
     return fold_tensor
-
-
-def _fold_chunked(
-    addends: Sequence[Addend], index: int, arrays: tuple[Arrays, Arrays], rates: tuple[np.float32, np.float32]
-) -> None:
-    """Sum and outer step of one chunked tensor, a block of chunks at a time."""
-    plan, (old, new) = addends[0].decoded.plan, arrays
-    first_chunk, stop_chunk = plan.chunk_ranges[plan.chunked.index(index)]
-    cursors = [addend.cursor(index) for addend in addends]
-    buffer, start = np.empty(BLOCK_CHUNKS * CHUNK), 0
-    for first in range(first_chunk, stop_chunk, BLOCK_CHUNKS):
-        lengths = plan.lengths_C[first : min(first + BLOCK_CHUNKS, stop_chunk)]
-        block = slice(start, start + int(lengths.sum()))
-        sum64 = buffer[: block.stop - block.start]
-        sum64.fill(0.0)
-        for addend, cursor in zip(addends, cursors, strict=True):
-            addend.add_chunks(sum64, first, lengths, cursor)
-        outer_step(sum64, tuple(array[block] for array in old), tuple(array[block] for array in new), rates)
-        start = block.stop

@@ -13,11 +13,14 @@ import torch
 
 from tscale.kernels.block import BlockPass, BlockTables, look_at_previous, look_back
 from tscale.kernels.model_config import NARROW_WINDOW_TOKENS, PRESETS, LayerReach, ModelConfig, layer_reaches
+from tscale.node.bench.room import require_memory
 from tscale.node.bench.single_thread import one_torch_thread
 from tscale.protocol.errors import BadInput
 
 SEED = 1
 FEWEST_REPEATS, MOST_REPEATS = 5, 200
+VECTORS_A_TOKEN = 16
+"""Queries, keys, values, what they attend to, and derivatives, for the layers of each kind: about."""
 
 
 def run_attention_bench(model: str = "125m", context: int = 2048, seconds: float = 15.0) -> dict[str, Any]:
@@ -34,6 +37,7 @@ def run_attention_bench(model: str = "125m", context: int = 2048, seconds: float
         raise BadInput(f"a context of {context} has no layer narrower than it: use a --context above 64")
     config = dataclasses.replace(PRESETS[model], window=context)
     layers = Counter(layer_reaches(config))
+    require_memory(4.0 * VECTORS_A_TOKEN * config.projection_width * context, "a smaller --context")
     widest = LayerReach(context, 0.0)
     with one_torch_thread():
         turns = list(_turns({reach: _layer(config, reach, context) for reach in (*layers, widest)}, seconds))

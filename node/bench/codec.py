@@ -14,11 +14,14 @@ import torch
 
 from tscale.kernels.codec import CHUNK, CodecError, Decoded, Rung, contribution_bits_per_parameter, decode, encode
 from tscale.node.bench.deltas import TRAINED_UP_TO, Deltas, drawn_deltas, trained_deltas
+from tscale.node.bench.room import require_memory
 from tscale.node.bench.single_thread import one_torch_thread
 from tscale.protocol.errors import BadInput
 
 FEWEST_REPEATS, MOST_REPEATS = 5, 200
 VALUE_BITS = 2
+BYTES_A_PARAMETER = 28
+"""The deltas, two copies, their magnitudes, sums of float64 and a blob, about."""
 HASHED_BYTES = 16 << 20  # as much work as encoding ten million parameters, and almost none for the memory
 
 
@@ -53,6 +56,7 @@ def run_codec_bench(
     rung = _rung(kept_per_chunk if density is None else round(density * CHUNK))
     if parameters < 1:
         raise BadInput(f"a model needs at least one parameter, not {parameters}: use a larger --parameters")
+    require_memory(float(BYTES_A_PARAMETER) * parameters, "a smaller --parameters")
     with one_torch_thread():
         deltas = trained_deltas(parameters, rung) if parameters <= TRAINED_UP_TO else drawn_deltas(parameters)
         blob = encode(deltas.residual.copy(), deltas.layout, rung)

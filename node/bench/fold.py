@@ -10,6 +10,7 @@ import numpy as np
 from tscale.kernels.codec import Rung, encode
 from tscale.kernels.fold import FoldOptions, FoldPart, OuterRule, fold, open_parts, warm_up
 from tscale.kernels.layout import Layout, TensorSpec
+from tscale.node.bench.room import require_memory
 from tscale.protocol.errors import BadInput
 
 DISTINCT = 4  # blobs that are made; the others are the same again
@@ -29,6 +30,7 @@ def run_fold_bench(
     """
     if min(parameters, contributions, threads, repeats) < 1:
         raise BadInput("parameters, contributions, threads and repeats must be at least 1")
+    require_memory((16.0 + contributions / 16) * parameters, "a smaller --parameters, or fewer --contributions")
     layout = _layout(parameters)
     anchor = np.random.default_rng(SEED).standard_normal(layout.numel, np.float32)
     blobs = [_blob(anchor, layout, number) for number in range(min(DISTINCT, contributions))]

@@ -129,6 +129,10 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         check = f"{row['check_forward_bp']:6.2f} {row['check_step_bp']:6.2f}"
         limits = "/".join(map(str, row["published_bp"]))
         yield f"{row['path']:14} {forward:>14} {trained:>16} {check:>22}   {limits:>9}"
+    yield "forward: the trained model evaluated in the format; trained: trained on in it; +- is the standard error."
+    yield "check: change of a random model's predictions, before and after one large step. Published: TScale's, for the"
+    verdict = "yes" if result["no_worse_than_published"] else "no"
+    yield f"same class, forward / with backward. No worse in every row: {verdict}"
 
 
 def train_start(effort: Effort) -> Start:

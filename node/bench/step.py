@@ -18,6 +18,7 @@ from tscale.kernels.offload.plan import joined_plan
 from tscale.kernels.offload.trainer import OffloadParts, OffloadTrainer
 from tscale.kernels.offload.transfer import DirectTransfer
 from tscale.node.bench.plain_model import PlainModel, PlainMuon
+from tscale.node.bench.room import require_memory, training_bytes
 from tscale.node.bench.single_thread import one_torch_thread
 from tscale.protocol.errors import BadInput
 
@@ -51,6 +52,11 @@ def run_step_bench(size: StepSize, seconds: float = 30.0) -> dict[str, Any]:
     `loss_gap` is the largest distance of the losses of all steps, in nats: the three train the same model.
     """
     cfg = size.config()
+    # three trainers hold their parameters; the activations of one step live at a time
+    held_bytes = 2 * training_bytes(cfg, 0, 0)
+    require_memory(
+        held_bytes + training_bytes(cfg, size.batch, size.context), "a smaller --model, --batch or --context"
+    )
     with one_torch_thread():
         steps = [_plain(cfg, size), _inner(cfg, size), _layer_major(cfg, size)]
         turns = list(_turns(steps, cfg, size, seconds))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tscale.node.bench.meanings import MEANINGS
 from tscale.node.cli import options
 from tscale.node.cli.figures import figure_lines
 from tscale.protocol.errors import BadInput
@@ -96,7 +97,7 @@ def step(
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:
-    for line in [json.dumps(result)] if as_json else figure_lines(result):
+    for line in [json.dumps(result)] if as_json else figure_lines(result, MEANINGS):
         typer.echo(line)
 
 

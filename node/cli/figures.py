@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tscale.node.live import show_bytes
+
+WIDEST_VALUE = 28
+"""Columns that are kept free for values; a longer one moves its meaning."""
 
 # by the end of a name, the longest first
 _UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
@@ -19,11 +23,12 @@ _UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
 )
 
 
-def figure_lines(result: dict[str, Any]) -> list[str]:
-    """One line per value, the names and the values below each other."""
-    rows = [_row(name, value) for name, value in result.items()]
-    width = max((len(name) for name, _ in rows), default=0)
-    return [f"{name:<{width}}  {value}" for name, value in rows]
+def figure_lines(result: dict[str, Any], meanings: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """One line per value, the names and the values below each other, and what they mean where that is known."""
+    rows = [(*_row(name, value), meanings.get(name, "")) for name, value in result.items()]
+    name_width = max((len(name) for name, _, _ in rows), default=0)
+    value_width = min(WIDEST_VALUE, max((len(value) for _, value, _ in rows), default=0))
+    return [f"{name:<{name_width}}  {value:<{value_width}}  {meaning}".rstrip() for name, value, meaning in rows]
 
 
 def _row(name: str, value: Any) -> tuple[str, str]:

@@ -8,11 +8,13 @@ import pytest
 from tscale.kernels.codec import CHUNK, Rung, decode, encode
 from tscale.kernels.layout import Layout, TensorSpec
 from tscale.node.bench.codec import entropy_bounds, run_codec_bench
+from tscale.node.bench.meanings import MEANINGS
 from tscale.protocol.errors import BadInput
 
 
 def test_a_small_run_has_every_figure():
     result = run_codec_bench(parameters=1, kept_per_chunk=128, seconds=0)
+    assert set(result) <= set(MEANINGS)
     assert result["deltas"] == "trained" and result["repeats"] == 5 and result["kept_per_chunk"] == 128
     assert 0.2 < result["bits_per_parameter"] < 0.275
     rates = ("encode_params_per_s", "decode_params_per_s", "torch_topk_params_per_s", "encode_vs_topk")
@@ -33,7 +35,7 @@ def test_density_names_the_rung():
     assert run_codec_bench(parameters=1, seconds=0, density=1 / 32)["kept_per_chunk"] == 128
 
 
-@pytest.mark.parametrize("wrong", [{"density": 0.0}, {"density": 1.5}, {"parameters": 0}])
+@pytest.mark.parametrize("wrong", [{"density": 0.0}, {"density": 1.5}, {"parameters": 0}, {"parameters": 1 << 50}])
 def test_refusals(wrong):
     with pytest.raises(BadInput):
         run_codec_bench(**wrong)

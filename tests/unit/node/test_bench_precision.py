@@ -44,7 +44,8 @@ def test_a_path_costs_what_it_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("fp8-block" in line for line in said)
     json.dumps(result, allow_nan=False)
     lines = list(bench.table(result))
-    assert len(lines) == 2 + len(rows) and lines[2].split()[0] == "fp16" and lines[2].endswith("0.2/1.7")
+    assert len(lines) == 5 + len(rows) and lines[-1].endswith("No worse in every row: no")
+    assert lines[2].split()[0] == "fp16" and lines[2].endswith("0.2/1.7")
 
 
 def test_the_figures_are_a_function_of_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import torch
 from tscale.kernels.init import init_state
 from tscale.kernels.model import TscaleModel
 from tscale.kernels.model_config import ModelConfig
+from tscale.node.bench.meanings import MEANINGS
 from tscale.node.bench.plain_model import PlainModel, PlainMuon
 from tscale.node.bench.step import StepSize, run_step_bench
 from tscale.protocol.errors import BadInput
@@ -47,6 +48,7 @@ def test_the_plain_optimizer_splits_heads_and_orthogonalises() -> None:
 
 def test_a_small_run_has_every_figure_and_trains_one_model_three_times() -> None:
     result = run_step_bench(StepSize("demo", 1, 70), seconds=0)
+    assert set(result) <= set(MEANINGS)
     assert result["parameters"] == 196_608 and result["turns"] == 6
     assert result["loss_gap"] < 1e-3
     assert all(result[f"{name}_step_s"] > 0 for name in ("plain", "inner", "layer_major"))
@@ -56,3 +58,9 @@ def test_a_small_run_has_every_figure_and_trains_one_model_three_times() -> None
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(BadInput, match="demo"):
         run_step_bench(StepSize("giant"))
+
+
+@pytest.mark.parametrize("size", [StepSize("demo", 1 << 40, 70), StepSize("demo", 1, 1 << 40)])
+def test_a_step_that_memory_is_too_short_for_is_not_begun(size: StepSize) -> None:
+    with pytest.raises(BadInput, match="GB are free: use a smaller --model, --batch or --context"):
+        run_step_bench(size, seconds=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +31,26 @@ def test_bench_prints_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "1,000 parameters" in captured.err
     assert run_command(["bench", "codec"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "bits per parameter  0.151",
-        "encode              31.2 million parameters/s",
-        "torch topk          -",
+        "bits per parameter  0.151                      of what is sent",
+        "encode              31.2 million parameters/s  compressing, on one thread",
+        "torch topk          -                          only choosing the largest values with torch.topk",
     ]
+
+
+def test_a_measurement_without_memory_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    module = types.ModuleType("tscale.node.bench.codec")
+
+    def run_codec_bench(**_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    module.run_codec_bench = run_codec_bench  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tscale.node.bench.codec", module)
+    assert run_command(["bench", "codec", "--json"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "tscale-node: there is not enough memory for this: use smaller sizes" in said.err
 
 
 def test_figures_have_their_units() -> None:

@@ -97,6 +97,18 @@ class StateDir:
         return self.path / "log"
 
 
+def nearest_folder(path: Path) -> Path:
+    """`path`, or of the folders above it the first that is there: on its disk the path would be made.
+
+    Raises BadInput for one that can't be looked into.
+    """
+    path = path.expanduser().absolute()
+    try:
+        return next(place for place in (path, *path.parents) if place.is_dir())
+    except OSError as error:
+        raise read_error(path, error) from error
+
+
 def open_state_dir(base: Path, swarm_id: str) -> StateDir:
     """Create the folder of one swarm under `base`, readable by its owner only. Raises BadInput, DiskFull."""
     if _SWARM_ID.fullmatch(swarm_id) is None:
@@ -186,6 +198,15 @@ def read_identity(path: Path) -> Identity:
         raise BadInput(f"{path}: {error}; moving the file away makes a new identity") from error
 
 
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """At most `most_bytes` of a file, without waiting for anybody. Raises OSError, also for a pipe or a device."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read(most_bytes)
+
+
 def write_identity(path: Path, identity: Identity) -> None:
     """Write a key file with mode 0600; never replaces one. Raises BadInput when the file exists."""
     if path.exists():
@@ -230,16 +251,24 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_error(path: Path, error: OSError) -> StopNode:
-    """What a failed write means for the node: DiskFull, or BadInput for a place that can't be written or is gone."""
+def read_error(path: Path, error: OSError) -> BadInput:
+    """What a file or folder that can't be read means for the person."""
+    return BadInput(f"can't read {path} ({error.strerror or error}): check the path, its owner and its mode")
+
+
+def write_error(path: Path, error: OSError, setting: str = "--state-dir") -> StopNode:
+    """What a failed write means for the node: DiskFull, or BadInput for a place that can't be written or is gone.
+
+    `setting` is where the person chose the place.
+    """
     if error.errno in _FULL_ERRNOS:
-        return DiskFull(f"no space left for {path}: free some, or choose another --state-dir")
+        return DiskFull(f"no space left for {path}: free some, or choose another {setting}")
     if error.errno == errno.ENOENT:
         gone = [folder for folder in path.parents if not folder.exists()]
         if gone:
             advice = "choose another place, or start the node again if somebody removed it"
             return BadInput(f"can't write {path}: there is no folder {gone[-1]} (any more); {advice}")
-    return BadInput(f"can't write {path} ({error.strerror or error}): choose another --state-dir or fix its owner")
+    return BadInput(f"can't write {path} ({error.strerror or error}): choose another {setting} or fix its owner")
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -200,6 +200,18 @@ def create_spill(path: Path, places: ModelPlaces, session: bytes) -> SpilledOpti
     return _mapped(path, places, header)
 
 
+def scratch_spill(folder: Path, places: ModelPlaces) -> SpilledOptimizer:
+    """As `create_spill`, in a file without a name in `folder`, which others may use too: nothing is left of it when
+    the process ends, however it ends, and it can't be resumed.
+    """
+    header = _header_for(places, bytes(_SESSION_BYTES))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        _take_space(file.fileno(), header.file_bytes)
+        file.write(header.encode())
+        file.flush()
+        return SpilledOptimizer(places, mmap.mmap(file.fileno(), header.file_bytes), header)
+
+
 def resume_spill(path: Path, places: ModelPlaces, session: bytes) -> SpilledOptimizer:
     """Go on with a file that is there.
 

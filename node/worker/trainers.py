@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from tscale.kernels.offload.cuda import CudaTransfer
 from tscale.kernels.offload.memory import StepShape
 from tscale.kernels.offload.pieces import model_places
 from tscale.kernels.offload.plan import OffloadPlan
-from tscale.kernels.offload.spill import create_spill, scratch_memory
+from tscale.kernels.offload.spill import scratch_memory, scratch_spill
 from tscale.kernels.offload.trainer import OffloadParts, OffloadTrainer
 from tscale.kernels.offload.transfer import DirectTransfer, Transfer
 from tscale.kernels.precision.capabilities import Capabilities
@@ -42,7 +41,7 @@ from tscale.node.worker.kernel_config import KernelConfig, training_machine
 from tscale.node.worker.messages import WorkerConfig
 from tscale.protocol.errors import BadInput
 
-_SPILLED_OPTIMIZER = "optimizer.spill"
+_SPILL_SETTING = "compute.spill_dir in the configuration file"
 _LEAST_ON_DISK = 1024
 _ACTIVATIONS_PER_LAYER = 40
 """Vectors of the model's width that a layer keeps of each token for its derivative, rounded up."""
@@ -181,7 +180,7 @@ def make_arrays(arrangement: Arrangement, spill_dir: str) -> NewArray:
         try:
             array: np.ndarray = make(shape[0]).numpy()
         except OSError as error:
-            raise write_error(folder / f"{gigabytes(4 * shape[0])} of a vector", error) from error
+            raise write_error(folder / f"{gigabytes(4 * shape[0])} of a vector", error, _SPILL_SETTING) from error
         return array
 
     return new_array
@@ -209,12 +208,12 @@ def make_trainer(
         return InnerTrainer(kernels.model, kernels.inner, local, counts, product)
     optimizer = None
     if arrangement.spilled in (SPILL_OPTIMIZER, SPILL_ALL):
-        path = _made(Path(spill_dir)) / _SPILLED_OPTIMIZER
+        folder = _made(Path(spill_dir))
         try:
             # a checkpoint has its own copy, so that nothing is resumed here
-            optimizer = create_spill(path, model_places(kernels.model), os.urandom(16))
+            optimizer = scratch_spill(folder, model_places(kernels.model))
         except OSError as error:
-            raise write_error(path, error) from error
+            raise write_error(folder / "the optimizer", error, _SPILL_SETTING) from error
     transfer, mapped = make_transfer(arrangement.machine), arrangement.spilled == SPILL_ALL
     parts = OffloadParts(arrangement.offload, transfer, product, optimizer, mapped=mapped)
     return OffloadTrainer(kernels.model, kernels.inner, local, counts, parts)
@@ -229,5 +228,5 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise write_error(folder, error) from error
+        raise write_error(folder, error, _SPILL_SETTING) from error
     return folder

@@ -17,6 +17,7 @@ from typing import Literal
 
 from tscale.node.netaddr import require_free_port
 from tscale.node.specs import shipped_book_path
+from tscale.node.statedir import nearest_folder
 from tscale.protocol.errors import TscaleError
 from tscale.protocol.identity import Identity
 
@@ -74,6 +75,9 @@ def run_doctor(options: DoctorOptions) -> Iterator[Verdict]:
             yield check()
         except TscaleError as error:
             yield Verdict(name, "fail", str(error), "follow the message")
+        except OSError as error:
+            seen = f"{type(error).__name__}: {error}"
+            yield Verdict(name, "fail", seen, "check that the file or folder is there and that you may use it")
         except Exception as error:  # noqa: BLE001 - whatever breaks in here is what the person needs to know
             yield Verdict(name, "fail", f"{type(error).__name__}: {error}", "install again: make clean, then make test")
 
@@ -99,8 +103,7 @@ def check_state_dir(state_dir: Path) -> Verdict:
 
 def check_disk(state_dir: Path) -> Verdict:
     """Free space where the state is."""
-    place = next(path for path in (state_dir, *state_dir.absolute().parents) if path.exists())
-    free_bytes = shutil.disk_usage(place).free
+    free_bytes = shutil.disk_usage(nearest_folder(state_dir)).free
     seen = f"{free_bytes / 1e9:.1f} GB free"
     if free_bytes < MIN_FREE_BYTES:
         return Verdict("disk", "fail", seen, f"free at least {MIN_FREE_BYTES >> 20} MB, or use --state-dir")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tscale.node.config import NodeConfig
-from tscale.node.statedir import StateDir, default_state_dir, holder_pid, lock, open_state_dir
+from tscale.node.statedir import StateDir, default_state_dir, holder_pid, lock, open_state_dir, read_error
 from tscale.protocol.errors import BadInput, StateInUse
 from tscale.protocol.fields import is_swarm_id
 
@@ -59,8 +59,15 @@ def find_folders(base: Path, swarm: str | None) -> list[StateDir]:
     """The folders of nodes under `base`, running or not, sorted by name.
 
     `swarm` is a swarm id, which means all its folders, or the name of one folder (`<swarm_id>-1` for the first, whose
-    folder has no number); None means every swarm. Raises BadInput when `base` is a file.
+    folder has no number); None means every swarm. Raises BadInput when `base` is a file or can't be read.
     """
+    try:
+        return _find_folders(base, swarm)
+    except OSError as error:
+        raise read_error(base, error) from error
+
+
+def _find_folders(base: Path, swarm: str | None) -> list[StateDir]:
     if not base.is_dir():
         if base.exists():
             raise BadInput(f"{base} is a file, not a folder: choose another --state-dir")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from itertools import takewhile
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +21,8 @@ from tscale.node.cli.logfile import log_unexpected
 from tscale.node.cli.plan import plan
 from tscale.node.cli.running import EXIT_INTERRUPTED
 from tscale.node.cli.status import status
-from tscale.protocol.errors import StopNode, TscaleError
+from tscale.node.statedir import write_error
+from tscale.protocol.errors import BadInput, DiskFull, StopNode, TscaleError
 
 EXIT_UNEXPECTED = 1
 EXIT_USAGE = 2
@@ -87,7 +90,23 @@ def _report(error: Exception, argv: list[str]) -> int:
         return _fail(f"{message} (see {_help_of(error, argv)})", getattr(error, "exit_code", EXIT_USAGE))
     path = log_unexpected(error)
     where = f"details in {path}" if path is not None else "and no log file could be written"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return _fail(f"there is not enough memory for this: use smaller sizes, or end other programs; {where}", 1)
+    told = _of_the_disk(error)
+    if told is not None:
+        return _fail(f"{told}; {where}", told.exit_code)
     return _fail(f"unexpected error: {type(error).__name__}: {error}; {where}", EXIT_UNEXPECTED)
+
+
+def _of_the_disk(error: Exception) -> StopNode | None:
+    """A full disk or a place that may not be used, met where nobody knew more about it; None for anything else."""
+    if not isinstance(error, OSError):
+        return None
+    place = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    if isinstance(error, PermissionError) and place is not None:
+        return BadInput(f"can't use {place} ({error.strerror}): check its owner and mode")
+    known = write_error(place or Path("a file"), error)
+    return known if isinstance(known, DiskFull) else None
 
 
 def _help_of(error: Exception, argv: list[str]) -> str:

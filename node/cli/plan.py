@@ -13,6 +13,7 @@ import typer
 from tscale.node.cli import options
 from tscale.node.config import load_config
 from tscale.node.instances import base_dir
+from tscale.node.statedir import nearest_folder
 
 if TYPE_CHECKING:
     from tscale.node.planning.machine import Machine
@@ -27,7 +28,7 @@ def plan(
     ram: Annotated[str | None, typer.Option("--ram", help="Main memory, like 32GB.")] = None,
     disk: Annotated[str | None, typer.Option("--disk", help="Free space for the node's files, like 200GB.")] = None,
     upload: Annotated[str | None, typer.Option("--upload", help="The uplink, like 20Mbit.")] = None,
-    peers: Annotated[int, typer.Option("--peers", min=1, help="How many contribute in a round.")] = 8,
+    peers: Annotated[int, typer.Option("--peers", min=1, max=10_000, help="How many contribute in a round.")] = 8,
     context: Annotated[int | None, typer.Option("--context", min=1, max=8192, help="Tokens a sequence.")] = None,
     tflops: Annotated[float | None, typer.Option("--tflops", help="What the card computes, in TFLOP/s.")] = None,
     state_dir: options.StateDir = None,
@@ -81,6 +82,4 @@ def _work_out(
 
 def _free_bytes(folder: Path) -> int:
     """Free space where the folder is, or would be."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(nearest_folder(folder)).free

@@ -12,7 +12,7 @@ from tscale.node.cli import options
 from tscale.node.config import load_config
 from tscale.node.instances import base_dir, find_folders, is_running, swarm_of
 from tscale.node.live import count_alive, plain_text, show_bytes, show_loss, show_seconds
-from tscale.node.statedir import StateDir
+from tscale.node.statedir import StateDir, read_regular
 from tscale.node.swarm_argument import resolve_swarm
 from tscale.protocol.errors import BadInput, RefuseFrame
 from tscale.protocol.status import MAX_STATUS_BYTES, StatusSnapshot
@@ -61,8 +61,7 @@ def look(state: StateDir, now_unix_s: float) -> NodeView:
     """Read a node's folder."""
     running = is_running(state)
     try:
-        with state.status.open("rb") as stream:
-            snapshot = StatusSnapshot.from_json(stream.read(MAX_STATUS_BYTES + 1))
+        snapshot = StatusSnapshot.from_json(read_regular(state.status, MAX_STATUS_BYTES + 1))
     except FileNotFoundError:
         return NodeView(state, running, None, "it has not written a status yet", None)
     except (OSError, RefuseFrame) as error:

@@ -99,11 +99,11 @@ def _gaps(size_bytes: int, heldout: np.ndarray) -> np.ndarray:
 def load_text_file(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a text file. Raises BadInput when it is missing, unreadable, a directory, empty or binary."""
     file = Path(path)
-    if file.is_dir():
-        raise BadInput(f"{file} is a directory: give a text file")
-    if file.exists() and not file.is_file():
-        raise BadInput(f"{file} is a device or a pipe: give a text file")
     try:
+        if file.is_dir():
+            raise BadInput(f"{file} is a directory: give a text file")
+        if file.exists() and not file.is_file():
+            raise BadInput(f"{file} is a device or a pipe: give a text file")
         data = file.read_bytes()
     except FileNotFoundError:
         raise BadInput(f"{file} does not exist: check the path of the text file") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable
@@ -23,6 +22,10 @@ ASSUMED_DISK_BYTES_PER_S = 1.5e9
 DEFAULT_UPLOAD_BITS_PER_S = 20e6
 SMALLEST_BARE_BYTES = 1 << 20
 """Of a number without a unit: fewer bytes are no memory, so a unit was forgotten."""
+LARGEST_BYTES = 10**15
+SMALLEST_BITS_PER_S, LARGEST_BITS_PER_S = 1e3, 1e12
+"""Between these is an uplink; less is a forgotten unit."""
+SMALLEST_TFLOPS, LARGEST_TFLOPS = 1e-3, 1e5
 PROBE_SIZE = 512
 PROBE_S = 0.2
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
@@ -49,20 +52,30 @@ def parse_bytes(text: str, option: str) -> int:
     """`12GB`, `24 GiB`, `800MB` or plain bytes. Raises BadInput."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", text.lower())
     if found is None:
-        raise BadInput(f"{option} is a size like 12GB or 24GiB, not {text!r}")
-    size_bytes = int(float(found[1]) * _UNITS[found[2] or ""])
-    if size_bytes == 0 or (found[2] is None and size_bytes < SMALLEST_BARE_BYTES):
+        raise BadInput(f"{option} is a size like 12GB or 24GiB, not {_shortened(text)}")
+    size = float(found[1]) * _UNITS[found[2] or ""]
+    if size < 1 or (found[2] is None and size < SMALLEST_BARE_BYTES):
         raise BadInput(f"{option} is a size with its unit, like 12GB or 24GiB, not {text!r}")
-    return size_bytes
+    if size > LARGEST_BYTES:
+        raise BadInput(f"{option} is a size of at most {LARGEST_BYTES // 10**12} TB, not {_shortened(text)}")
+    return int(size)
 
 
 def parse_bits_per_s(text: str, option: str) -> float:
-    """`20Mbit`, `1.5Gbit` or plain bits per second. Raises BadInput."""
+    """`20Mbit`, `1.5Gbit`, or plain bits per second from a thousand on. Raises BadInput."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg])?(?:bit(?:/s|ps)?|bps)?\s*", text.lower())
     rate = float(found[1]) * _UNITS[found[2] or ""] if found is not None else 0.0
     if rate <= 0.0:
-        raise BadInput(f"{option} is a rate like 20Mbit, not {text!r}")
+        raise BadInput(f"{option} is a rate like 20Mbit, not {_shortened(text)}")
+    if rate < SMALLEST_BITS_PER_S:
+        raise BadInput(f"{option} is a rate with its unit, like 20Mbit, not {_shortened(text)}")
+    if rate > LARGEST_BITS_PER_S:
+        raise BadInput(f"{option} is a rate of at most {LARGEST_BITS_PER_S / 1e9:g}Gbit, not {_shortened(text)}")
     return rate
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 32 else f"{text[:32]}...")
 
 
 def this_machine(
@@ -115,8 +128,11 @@ def with_given(machine: Machine, given: Given) -> Machine:
             rates="assumed: give --tflops for yours",
         )
     if given.tflops is not None:
-        if not 0.0 < given.tflops < math.inf:
+        if not given.tflops > 0.0:
             raise BadInput(f"--tflops is a number above 0, not {given.tflops}")
+        if not SMALLEST_TFLOPS <= given.tflops <= LARGEST_TFLOPS:
+            limits = f"from {SMALLEST_TFLOPS:g} to {LARGEST_TFLOPS:,.0f}"
+            raise BadInput(f"--tflops is {limits} (TFLOP/s; a laptop's processor has 0.1), not {given.tflops:g}")
         machine = replace(machine, flops_per_s=given.tflops * 1e12, rates="given")
     return machine
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from tscale.kernels.offload.memory import StepShape
 from tscale.node.instances import find_folders
 from tscale.node.planning.planner import StepTime, TrainingPlan
+from tscale.node.statedir import read_regular
 from tscale.protocol.errors import RefuseFrame
 from tscale.protocol.status import MAX_STATUS_BYTES, StatusSnapshot
 
@@ -28,8 +29,7 @@ def find_rate(base: Path, parameters: int) -> MeasuredRate | None:
     newest: StatusSnapshot | None = None
     for state in find_folders(base, None):
         try:
-            with state.status.open("rb") as file:
-                snapshot = StatusSnapshot.from_json(file.read(MAX_STATUS_BYTES + 1))
+            snapshot = StatusSnapshot.from_json(read_regular(state.status, MAX_STATUS_BYTES + 1))
         except (OSError, RefuseFrame):
             continue
         training = snapshot.training

@@ -112,7 +112,7 @@ def as_lines(found: dict[str, Any], machine: Machine) -> list[str]:
         f"{found['tokens_per_s']:,.0f} tokens/s (speed {found['rates']})",
         f"send      {found['contribution_bytes'] / 1e6:,.3g} MB a round at {found['rung']}, "
         f"{found['contribution_upload_s']:.3g} s at {machine.upload_bits_per_s / 1e6:.3g} Mbit/s",
-        f"round     {found['round_s']:,.4g} s in the preset, {found['recommended_round_s']:,.0f} s or more suit it",
+        f"round     {found['round_s']:,.4g} s in the preset, {seconds(found['recommended_round_s'])} or more suit it",
     ]
     lines.append(f"does not fit: {found['problem']}" if found["problem"] else _verdict(found))
     return lines
@@ -121,7 +121,7 @@ def as_lines(found: dict[str, Any], machine: Machine) -> list[str]:
 def _verdict(found: dict[str, Any]) -> str:
     if found["recommended_round_s"] <= found["round_s"]:
         return "fits"
-    return f"fits, with rounds of {found['recommended_round_s']:,.0f} s or more (--round-seconds of create)"
+    return f"fits, with rounds of {seconds(found['recommended_round_s'])} or more (--round-seconds of create)"
 
 
 def missing_as_json(missing: DoesNotFit, machine: Machine) -> dict[str, Any]:
@@ -143,5 +143,12 @@ def missing_as_line(missing: DoesNotFit) -> str:
 
 
 def gigabytes(size_bytes: int) -> str:
-    """Decimal gigabytes, as on the box."""
+    """Decimal gigabytes, as on the box; megabytes or kilobytes where that is more readable."""
+    if size_bytes < 100e6:
+        return f"{size_bytes / 1e6:,.3g} MB" if size_bytes >= 100e3 else f"{size_bytes / 1e3:,.3g} kB"
     return f"{size_bytes / 1e9:,.0f} GB" if size_bytes >= 100e9 else f"{size_bytes / 1e9:,.3g} GB"
+
+
+def seconds(duration_s: float) -> str:
+    """Whole seconds from ten on, else three digits."""
+    return f"{duration_s:,.0f} s" if duration_s >= 10.0 else f"{duration_s:.3g} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -110,6 +111,37 @@ def test_status_file_that_cannot_be_read_is_said_not_raised(
     (view,) = run(capsys, "status", "--state-dir", str(base))
     assert view["status"] is None
     assert "can't be read" in view["problem"]
+
+
+def test_a_pipe_in_place_of_a_status_is_said_and_waits_for_nobody(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(open_state_dir(base, SWARM).status)
+    (view,) = run(capsys, "status", "--state-dir", str(base))
+    assert "can't be read" in view["problem"] and "not a regular file" in view["problem"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("status",),
+        ("identity", "show"),
+        ("leave", "--swarm", "demo"),
+        ("plan", "--model", "nano"),
+        ("create", "--name", "ours", "--data", __file__),
+    ],
+)
+def test_a_place_that_may_not_be_looked_into_is_one_line(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert run_command([*argv, "--state-dir", str(base)]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith("tscale-node: can") and told.err.count("\n") == 1
+    assert "Permission denied" in told.err
 
 
 def test_status_without_nodes_is_empty(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,7 @@ def test_a_taken_port_and_a_check_that_breaks_are_failures_and_the_rest_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> Verdict:
-        raise OSError("no library")
+        raise RuntimeError("no library")
 
     monkeypatch.setattr(doctor, "check_torch", broken)
     monkeypatch.setattr(doctor, "check_network", lambda host: Verdict("network", "ok", "stub"))
@@ -105,7 +105,7 @@ def test_a_taken_port_and_a_check_that_breaks_are_failures_and_the_rest_goes_on(
     assert verdicts["port"].level == "fail"
     assert str(port) in verdicts["port"].seen
     assert verdicts["torch"].level == "fail"
-    assert "OSError: no library" in verdicts["torch"].seen
+    assert "RuntimeError: no library" in verdicts["torch"].seen
     assert verdicts["network"].level == "ok"
 
 

@@ -14,7 +14,7 @@ from tscale.node.planning.machine import Given, Machine, parse_bits_per_s, parse
 from tscale.node.planning.measured import MeasuredRate, find_rate, with_rate
 from tscale.node.planning.models import wanted_model
 from tscale.node.planning.planner import RESERVE_BYTES, TrainingPlan, Wish, make_plan
-from tscale.node.planning.report import as_json, find_round_fault, missing_as_line, plan_traffic
+from tscale.node.planning.report import as_json, find_round_fault, gigabytes, missing_as_line, plan_traffic
 from tscale.node.planning.storage import SPILL_ALL, SPILL_ROUND, SPILLS, DoesNotFit, Memory, find_memory, vectors_of
 from tscale.node.planning.work import muon_flops, step_flops
 from tscale.protocol.errors import BadInput
@@ -157,7 +157,7 @@ def test_sizes(text: str, value: float) -> None:
     assert parse_bytes(text, "--vram") == int(value)
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "12XB", "1e9", "0GB", "nan", "12"])
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "12XB", "1e9", "0GB", "nan", "12", "1001TB", "9" * 400 + "GB"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(BadInput, match="--vram is"):
         parse_bytes(text, "--vram")
@@ -168,10 +168,31 @@ def test_rates(text: str, value: float) -> None:
     assert parse_bits_per_s(text, "--upload") == value
 
 
-@pytest.mark.parametrize("text", ["", "0", "20MB", "-5Mbit", "fast"])
-def test_rates_that_are_none(text: str) -> None:
-    with pytest.raises(BadInput, match="--upload is a rate like 20Mbit, not"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *((text, "--upload is a rate like 20Mbit, not") for text in ("", "0", "20MB", "-5Mbit", "fast")),
+        ("20", "--upload is a rate with its unit, like 20Mbit, not '20'"),
+        ("9" * 400 + "Mbit", "--upload is a rate of at most 1000Gbit, not '9{32}\\.\\.\\.'"),
+    ],
+)
+def test_rates_that_are_none(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
         parse_bits_per_s(text, "--upload")
+
+
+@pytest.mark.parametrize("tflops", [0.0, -1.0, float("nan"), float("inf"), 1e-9, 1e9])
+def test_speeds_that_are_none(tflops: float) -> None:
+    with pytest.raises(BadInput, match="--tflops is "):
+        with_given(machine(None, 16), Given(tflops=tflops))
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"),
+    [(2160, "2.16 kB"), (3_440_640, "3.44 MB"), (733_000_000, "0.733 GB"), (10**12, "1,000 GB")],
+)
+def test_sizes_are_shown_in_a_unit_that_can_be_read(size_bytes: int, shown: str) -> None:
+    assert gigabytes(size_bytes) == shown
 
 
 def test_another_machine_has_assumed_speeds_and_an_unknown_disk() -> None:

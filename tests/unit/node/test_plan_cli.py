@@ -35,7 +35,7 @@ def test_what_does_not_fit_is_told_for_people_and_scripts_and_the_code_is_1(
     assert (found["fits"], found["missing"], found["available_bytes"]) == (False, "memory of the card", 500_000_000)
     assert found["needed_bytes"] > 700 << 20 and found["problem"].startswith("memory of the card: 0.73")
     assert plan(tmp_path, "--model", "nano", "--disk", "1kB") == 1
-    assert capsys.readouterr().out.startswith("does not fit: disk: 0.00")
+    assert capsys.readouterr().out.startswith("does not fit: disk: 3.44 MB are needed, 1 kB are there: free space")
 
 
 @pytest.mark.parametrize(

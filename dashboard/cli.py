@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import typer
 
 from tscale.dashboard.app import DEFAULT_HOST, DEFAULT_PORT, is_loopback_host, serve
+from tscale.dashboard.source import STATUS_FILE_NAME, find_status_files
 from tscale.protocol.errors import BadInput, StopNode
 
 app = typer.Typer(
@@ -24,6 +25,22 @@ def _write_port_file(path: Path, url: str) -> None:
         part.replace(path)
     except OSError as error:
         raise BadInput(f"can't write --port-file {path}: {error.strerror}") from None
+
+
+def awaited(paths: list[Path]) -> list[str]:
+    """What the page waits for: a line for each path that has no node's status yet."""
+    lines = []
+    for path in paths:
+        if find_status_files([path]) and path.exists():
+            continue
+        if path.is_dir():
+            lines.append(
+                f"there is no status in {path} yet: the page waits for a node there to write its {STATUS_FILE_NAME} "
+                "(`tscale-node status` shows the folders of nodes)"
+            )
+        else:
+            lines.append(f"nothing is at {path} yet: the page waits for a node's status there")
+    return lines
 
 
 @app.command()
@@ -47,11 +64,13 @@ def dashboard(
         if port_file is not None:
             _write_port_file(port_file, url)
         typer.echo(f"dashboard: {url}  (Ctrl-C ends it)")
-        for path in status:
-            if not path.exists():
-                typer.echo(f"nothing is at {path} yet: the page waits for a node's status there", err=True)
+        for line in awaited(status):
+            typer.echo(line, err=True)
         sys.stdout.flush()
 
+    for path in status:
+        if path.is_file() and path.suffix != ".json":
+            raise BadInput(f"{path} is no status: give a node's status.json, its folder, or a state directory")
     if not is_loopback_host(host):
         typer.echo(
             f"warning: --host {host} shows this page to every machine that can reach this one; "

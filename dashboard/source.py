@@ -119,7 +119,7 @@ class SourceSet:
         """The state of every source, in a stable order; empty while no status file has been found."""
         if self._scanned_mono_s is None or now_mono_s - self._scanned_mono_s >= RESCAN_S:
             self._scanned_mono_s = now_mono_s
-            for path in _find_status_files(self._paths):
+            for path in find_status_files(self._paths):
                 if path not in self._files and len(self._files) < MAX_SOURCES:
                     self._files[path] = StatusFile(path)
         return _numbered([file.poll(now_unix_s, now_mono_s) for file in self._files.values()])
@@ -157,7 +157,8 @@ def _numbered(states: list[SourceState]) -> tuple[SourceState, ...]:
     return tuple(labelled)
 
 
-def _find_status_files(paths: Iterable[Path]) -> list[Path]:
+def find_status_files(paths: Iterable[Path]) -> list[Path]:
+    """The status files that the paths name or that are below them; one that ends in .json need not be there yet."""
     found: list[Path] = []
     for path in paths:
         if path.name.endswith(".json"):

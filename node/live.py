@@ -162,7 +162,7 @@ def live_line(snapshot: StatusSnapshot, now_unix_s: float, width: int | None = N
     fields = {
         "round": f"round {snapshot.round.number}, {show_seconds(left_s)} left",
         "activity": snapshot.activity,
-        "speed": f"{training.tokens_per_s:,.0f} tokens/s",
+        "speed": show_speed(training.tokens_per_s),
         "loss": loss + heldout,
         "peers": f"peers {count_alive(snapshot)}",
         "traffic": f"up {show_bytes(transfer.up_bps / 8)}/s down {show_bytes(transfer.down_bps / 8)}/s",
@@ -182,12 +182,14 @@ def round_line(snapshot: StatusSnapshot) -> str:
     """The line for a folded round."""
     folded, training, transfer = snapshot.round, snapshot.training, snapshot.transfer
     sent = f"sent {show_bytes(transfer.contribution_bytes)} ({transfer.bits_per_parameter:.3f} bits per parameter)"
-    if count_alive(snapshot) == 1 or not transfer.contribution_bytes:
+    if not transfer.contribution_bytes:
+        sent = "nothing sent yet"
+    elif count_alive(snapshot) == 1:
         sent = "nobody to send to"
     return (
         f"round {folded.folded_round}: {plural(folded.contributors, 'contribution')}, "
         f"{training.tokens_total:,} tokens in all, "
-        f"{training.tokens_per_s:,.0f} tokens/s, loss {show_loss(training.loss_train)} "
+        f"{show_speed(training.tokens_per_s)}, loss {show_loss(training.loss_train)} "
         f"(held-out {show_loss(training.loss_heldout)}), peers {count_alive(snapshot)}, "
         f"{sent}"
     )
@@ -206,6 +208,11 @@ def plural(count: int, word: str) -> str:
 
 def show_loss(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.3f}"
+
+
+def show_speed(tokens_per_s: float) -> str:
+    """0 is not measured yet: nothing was trained, or the worker has just started."""
+    return f"{tokens_per_s:,.0f} tokens/s" if tokens_per_s > 0 else "- tokens/s"
 
 
 def show_bytes(size_bytes: float) -> str:

@@ -11,7 +11,7 @@ import typer
 from tscale.node.cli import options
 from tscale.node.config import load_config
 from tscale.node.instances import base_dir, find_folders, is_running, swarm_of
-from tscale.node.live import count_alive, plain_text, show_bytes, show_loss, show_seconds
+from tscale.node.live import count_alive, plain_text, show_bytes, show_loss, show_seconds, show_speed
 from tscale.node.statedir import StateDir, read_regular
 from tscale.node.swarm_argument import resolve_swarm
 from tscale.protocol.errors import BadInput, RefuseFrame
@@ -94,7 +94,7 @@ def as_lines(view: NodeView) -> list[str]:
         f"  round {snapshot.round.number}, last folded {snapshot.round.folded_round}, "
         f"{training.tokens_total:,} tokens by all, {snapshot.credit.tokens_accepted:,} accepted from here",
         f"  loss {show_loss(training.loss_train)}, held-out {show_loss(training.loss_heldout)}, "
-        f"{training.tokens_per_s:,.0f} tokens/s, peers {count_alive(snapshot)}",
+        f"{show_speed(training.tokens_per_s)}, peers {count_alive(snapshot)}",
         *(
             [f"  trains on {plain_text(training.device)} in {plain_text(training.precision)}"]
             if training.device

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tscale.dashboard.cli import awaited
+
 EXAMPLE = Path(__file__).parents[2] / "helpers" / "status_example.json"
 COMMAND = [sys.executable, "-m", "tscale.dashboard.cli"]
 WAIT_S = 60.0
@@ -71,6 +73,23 @@ def seconds_to_end(tmp_path: Path, ending: int) -> float:
         for connection, _ in streams:
             connection.close()
         return took_s
+
+
+def test_a_path_without_a_status_is_told_with_what_the_page_waits_for(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "status.json").write_text("{}")
+    empty, missing = awaited([tmp_path / "empty", tmp_path / "missing.json", tmp_path / "node"])
+    assert empty.startswith(f"there is no status in {tmp_path / 'empty'} yet")
+    assert "status.json" in empty and "tscale-node status" in empty
+    assert missing == f"nothing is at {tmp_path / 'missing.json'} yet: the page waits for a node's status there"
+
+
+def test_a_file_that_is_no_status_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("text")
+    ended = run_to_the_end("--status", str(tmp_path / "book.txt"))
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert f"{tmp_path / 'book.txt'} is no status: give a node's status.json" in ended.stderr
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

@@ -108,6 +108,20 @@ def test_round_line_of_a_lone_node_does_not_claim_to_have_sent_anything() -> Non
     )
 
 
+def test_round_line_of_a_node_that_has_just_resumed_says_what_it_does_not_know_yet() -> None:
+    status = snapshot()
+    resumed = dataclasses.replace(
+        status,
+        training=dataclasses.replace(status.training, tokens_per_s=0.0, loss_train=None),
+        transfer=dataclasses.replace(status.transfer, contribution_bytes=0),
+    )
+    for peers in (status.peers, ()):
+        line = round_line(dataclasses.replace(resumed, peers=peers))
+        assert "45,312 tokens in all, - tokens/s, loss - (held-out -), peers" in line
+        assert line.endswith(", nothing sent yet")
+    assert " · - tokens/s · " in live_line(resumed, now_unix_s=1002.0)
+
+
 def test_this_node_counts_as_a_peer_even_when_its_list_leaves_it_out() -> None:
     alone = dataclasses.replace(snapshot(), peers=())
     assert count_alive(alone) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import islice
 
 from tscale.protocol.effects import ChunkSource, DatasetReady, StoreChunk
@@ -17,6 +18,7 @@ from tscale.protocol.messages import (
     GetChunk,
     GetHashes,
     HashesReply,
+    Message,
     PutChunk,
     split_hashes,
 )
@@ -26,8 +28,19 @@ from tscale.protocol.transfer import Ask, single_chunk_size_bytes
 from tscale.protocol.view import View
 
 PUSH_PEERS = 2
+PUSH_AFTER_GOSSIPS = 0.5  # what few have asked for by then is pushed: nobody may be able to dial its author
 PUSH_ROUNDS = 1  # after its close, a contribution may still be in the manifest after the next
 MAX_GUESSES = 8  # wants in one go
+
+
+@dataclass
+class _Unpushed:
+    """An own contribution, and who has asked for it."""
+
+    signed: SignedRecord[Announcement]
+    hashes: bytes
+    due_s: float
+    asked_by: set[bytes] = field(default_factory=set)
 
 
 class Fetching:
@@ -40,13 +53,16 @@ class Fetching:
         self.on_hashes: Callable[[BlobRef], None] = lambda blob: None
         self._dataset_told = False
         self._guess_at = 0.0
+        self._unpushed: _Unpushed | None = None
         self.undelivered_bytes = 0  # size of the last own contribution, when the uplink was too slow for it
 
     # -- asking -------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Make the requests that have become possible."""
+        """Make the requests that have become possible, and push what nobody asks for."""
         view = self.view
+        if self._unpushed is not None and view.now >= self._unpushed.due_s:
+            self._push_unasked(self._unpushed)
         if not view.fetch_due:
             return
         view.fetch_due = False
@@ -177,11 +193,28 @@ class Fetching:
     # -- pushing ------------------------------------------------------------------------------------------------
 
     def push_blob(self, signed: SignedRecord[Announcement], hashes: tuple[bytes, ...]) -> None:
-        """Push an own contribution to a few peers, chunk by chunk: nobody may be able to dial this one."""
-        for peer in self.view.members.push_targets(self.view.dice, self.view.swarm_now, PUSH_PEERS):
-            if not self._may_push(signed, 0):
+        """See to it that an own contribution gets to a few peers, chunk by chunk when they don't ask for it."""
+        due_s = self.view.now + PUSH_AFTER_GOSSIPS * self.view.pace.gossip_s
+        self._unpushed = _Unpushed(signed, b"".join(hashes), due_s)
+
+    def note_asked(self, peer: bytes, message: Message, chunks: tuple[ChunkSource, ...]) -> None:
+        """A peer gets these chunks or hashes: what it can reach need not be pushed to it over the same uplink."""
+        unpushed = self._unpushed
+        if unpushed is None:
+            return
+        root = unpushed.signed.record.blob.root
+        if any(chunk.root == root for chunk in chunks) or (isinstance(message, HashesReply) and message.root == root):
+            unpushed.asked_by.add(peer)
+
+    def _push_unasked(self, unpushed: _Unpushed) -> None:
+        self._unpushed = None
+        signed, view = unpushed.signed, self.view
+        others = view.members.push_targets(view.dice, view.swarm_now, PUSH_PEERS + len(unpushed.asked_by))
+        others = [peer for peer in others if peer not in unpushed.asked_by]
+        for peer in others[: max(0, PUSH_PEERS - len(unpushed.asked_by))]:
+            if not self.view.holds(signed.record.blob.root) or not self._may_push(signed, 0):
                 return
-            self._push_chunk(peer, signed, b"".join(hashes), 0)
+            self._push_chunk(peer, signed, unpushed.hashes, 0)
 
     def _may_push(self, signed: SignedRecord[Announcement], index: int) -> bool:
         """Whether the chunk gets out in time, and while the contribution may still be in a manifest."""

@@ -143,6 +143,7 @@ class PeerMachine:
         message, chunks = self.serve.answer(peer, frame, self.fetching.take_pushed)
         if not self.fetching.may_serve(chunks):
             message, chunks = Refused("this peer's uplink is too slow for it now"), ()
+        self.fetching.note_asked(peer, message, chunks)
         return Answer(self.view.frame(message), chunks), self._settle()
 
     def _settle(self) -> list[Effect]:

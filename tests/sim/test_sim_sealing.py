@@ -70,10 +70,12 @@ def test_a_manifest_reaches_one_peer_and_its_sealer_dies() -> None:
 
 
 def test_all_regular_candidates_are_gone() -> None:
-    world = running(seed=4, peers=3)
-    regulars = world.trainers()
+    world = World(sim_spec(), 4)
+    regulars = [world.add() for _ in range(3)]
+    world.run_until(world.close_of(3) - 6.0)
     fresh = [world.add(), world.add()]
     world.run_until(world.close_of(3) - 0.2)
+    assert all(peer.training for peer in fresh), "they have what the regulars have"
     for peer in regulars:
         world.crash(peer)
     world.run_until(world.close_of(6))

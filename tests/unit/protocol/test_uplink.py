@@ -7,7 +7,9 @@ import pytest
 from tests.helpers.solo import LENGTH_S, T0, Solo, announce, blob_of, other, peer_record
 from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
+from tscale.protocol.fetching import PUSH_AFTER_GOSSIPS
 from tscale.protocol.hashing import blob_ref, chunk_hashes
+from tscale.protocol.identity import Identity
 from tscale.protocol.messages import BlobsReply, GetBlobs, GetChunk, Gossip, GossipReply, Push, PutChunk, Refused
 from tscale.protocol.uplink import Uplink
 
@@ -46,10 +48,26 @@ def test_a_fast_uplink_is_not_limited() -> None:
 @pytest.mark.parametrize(("size_bytes", "announced", "pushes"), [(9_001, 0, 0), (4_000, 1, 2), (8_000, 1, 1)])
 def test_only_what_gets_out_in_time_is_announced_and_pushed(size_bytes: int, announced: int, pushes: int) -> None:
     solo = closed(SLOW_BPS, size_bytes)
+    assert not any(isinstance(message, PutChunk) for _, message in solo.requests()), "whoever can ask is asking now"
+    solo.at(solo.now + PUSH_AFTER_GOSSIPS * solo.machine.view.pace.gossip_s + 0.01)
     assert len(solo.machine.view.pool.of_round(0)) == announced
     assert sum(isinstance(message, PutChunk) for _, message in solo.requests()) == pushes
     assert solo.machine.fetching.undelivered_bytes == (0 if announced else size_bytes)
     assert len(solo.take(fx.DropBlob)) == 1 - announced
+
+
+@pytest.mark.parametrize(("askers", "pushes"), [((), 2), ((ALICE,), 1), ((ALICE, BOB), 0)])
+def test_what_others_ask_for_does_not_cross_the_uplink_a_second_time(askers: tuple[Identity, ...], pushes: int) -> None:
+    solo = closed(20e6, 4_000)
+    (signed,) = solo.machine.view.pool.of_round(0).values()
+    for who in askers:
+        assert solo.ask(who, GetChunk(signed.record.blob.root, 0)) != Refused("not here")
+    solo.requests()
+    solo.at(solo.now + PUSH_AFTER_GOSSIPS * solo.machine.view.pace.gossip_s + 0.01)
+    pushed = [request.peer for request, message in solo.requests() if isinstance(message, PutChunk)]
+    assert len(pushed) == pushes and not {who.public for who in askers} & set(pushed)
+    solo.at(solo.now + 5.0)
+    assert not any(isinstance(message, PutChunk) for _, message in solo.requests()), "once"
 
 
 def test_alone_a_slow_peer_contributes_as_ever() -> None:

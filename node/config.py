@@ -183,7 +183,8 @@ def _convert(value: Any, hint: Any, name: str, where: str) -> Any:
         return tuple(value)
     # bool is an int to Python, but not to the person who writes the file
     if type(value) is not hint:
-        wanted = {int: "a whole number", str: "a text in quotes", bool: "true or false", float: "a number"}[hint]
+        number = "a whole number of bytes, like 16000000000" if name.endswith("_bytes") else "a whole number"
+        wanted = {int: number, str: "a text in quotes", bool: "true or false", float: "a number"}[hint]
         raise BadInput(f"{where}: {name} is {wanted}, not {value!r}")
     return value
 
@@ -202,6 +203,17 @@ _RANGES = types.MappingProxyType(
 )
 
 
+_SMALLEST = types.MappingProxyType(
+    {
+        "compute.vram_bytes": (1 << 20, "12 GB is 12000000000"),
+        "compute.ram_bytes": (1 << 20, "16 GB is 16000000000"),
+        "network.upload_bytes_per_s": (100, "20 Mbit/s is 2500000"),
+        "network.download_bytes_per_s": (100, "20 Mbit/s is 2500000"),
+    }
+)
+"""Below these, a unit was forgotten."""
+
+
 def _check_ranges(config: NodeConfig, where: str) -> None:
     for name, (low, high) in _RANGES.items():
         section, _, key = name.partition(".")
@@ -209,6 +221,11 @@ def _check_ranges(config: NodeConfig, where: str) -> None:
         if not low <= value <= high:
             limit = f"at least {low}" if high == math.inf else f"from {low} to {high}"
             raise BadInput(f"{where}: {name} is {limit}, not {value}")
+    for name, (least, example) in _SMALLEST.items():
+        section, _, key = name.partition(".")
+        value = getattr(getattr(config, section), key)
+        if 0 < value < least:
+            raise BadInput(f"{where}: {name} is in bytes, and {value} is too few: {example}; 0 is no limit")
     if config.compute.offload_slots == 1:
         raise BadInput(f"{where}: compute.offload_slots is 0 or at least 2: a layer's weights and its momentum")
     if config.compute.device not in DEVICES:

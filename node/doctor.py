@@ -11,15 +11,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
+from tscale.node.config import ComputeConfig
 from tscale.node.netaddr import require_free_port
 from tscale.node.specs import shipped_book_path
 from tscale.node.statedir import nearest_folder
 from tscale.protocol.errors import TscaleError
 from tscale.protocol.identity import Identity
+from tscale.protocol.presets import PRESET_NAMES
 
 BOOK_SHA256 = "fe282a57094ed62e7144fb7c804a9748fc1c909bf3b49d06e7276015f9f67240"
 MIN_FREE_BYTES = 200 << 20
@@ -52,7 +56,8 @@ class DoctorOptions:
     host: str
     port: int
     precision: str = "auto"
-    device: str = "auto"
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    model: str = PRESET_NAMES[0]
 
 
 def run_doctor(options: DoctorOptions) -> Iterator[Verdict]:
@@ -65,8 +70,10 @@ def run_doctor(options: DoctorOptions) -> Iterator[Verdict]:
         ("port", lambda: check_port(options.host, options.port)),
         ("data", check_data),
         ("torch", check_torch),
-        ("precision", lambda: check_precision(options.precision, options.device)),
+        ("precision", lambda: check_precision(options.precision, options.compute.device)),
         ("gpu", check_gpu),
+        ("limits", lambda: check_limits(options.compute)),
+        ("training", lambda: check_training(options)),
         ("codec", check_codec),
         ("network", lambda: check_network(options.host)),
     )
@@ -178,6 +185,53 @@ def check_gpu() -> Verdict:
         return Verdict("gpu", "warn", precision.text, _SLOWER)
     hint = '; precision = "int8" may be faster' if int8_is_faster(machine) else ""
     return Verdict("gpu", "ok", precision.text + hint)
+
+
+def check_limits(compute: ComputeConfig) -> Verdict:
+    """Whether the settings of [compute] are this machine's: its memory, its card, a spill folder that takes files."""
+    from tscale.node.suitability import require_folder
+    from tscale.node.worker.kernel_config import training_machine
+
+    machine = training_machine(compute.device)
+    ram_bytes = int(psutil.virtual_memory().total)
+    doubts = []
+    if compute.ram_bytes > ram_bytes:
+        doubts.append(f"ram_bytes is {compute.ram_bytes / 1e9:,.3g} GB and the machine has {ram_bytes / 1e9:,.3g} GB")
+    if compute.vram_bytes and machine.device == "cpu":
+        doubts.append("vram_bytes is set and no card is used")
+    elif machine.memory_bytes and compute.vram_bytes > machine.memory_bytes:
+        card_gb = machine.memory_bytes / 1e9
+        doubts.append(f"vram_bytes is {compute.vram_bytes / 1e9:,.3g} GB and the card has {card_gb:,.3g} GB")
+    seen = "no spill folder is set"
+    if compute.spill_dir:
+        folder = Path(compute.spill_dir).expanduser()
+        seen = f"{folder} can be written, {require_folder(folder) / 1e9:,.3g} GB free"
+    if doubts:
+        return Verdict("limits", "warn", "; ".join(doubts), "correct it below [compute] in the config")
+    return Verdict("limits", "ok", seen)
+
+
+def check_training(options: DoctorOptions) -> Verdict:
+    """Whether and how a model would be trained here with the settings, and whether the disks hold what that takes."""
+    from tscale.node.planning.models import wanted_model
+    from tscale.node.planning.report import gigabytes
+    from tscale.node.suitability import require_suitable
+    from tscale.node.worker.kernel_config import kernel_config
+
+    wanted = wanted_model(options.model, None)
+    kernels = kernel_config(wanted.spec)
+    inner = replace(kernels.inner, batch=wanted.shape.rows, context=wanted.shape.context)
+    found = require_suitable(replace(kernels, model=wanted.config, inner=inner), options.compute, options.state_dir)
+    seen = f"{options.model} on {found.arrangement.text}"
+    if found.arrangement.warning:
+        return Verdict("training", "warn", f"{seen}; {found.arrangement.warning}", "see `tscale-node plan`")
+    place, spill = nearest_folder(options.state_dir), nearest_folder(found.spill_dir)
+    needed_bytes = found.stored_bytes + (found.spill_bytes if place.stat().st_dev == spill.stat().st_dev else 0)
+    free_bytes = shutil.disk_usage(place).free
+    if free_bytes < needed_bytes:
+        seen = f"{seen}: {gigabytes(needed_bytes)} of disk are needed, {gigabytes(free_bytes)} are free"
+        return Verdict("training", "fail", seen, "free space, or take another --state-dir or compute.spill_dir")
+    return Verdict("training", "ok", seen)
 
 
 def check_codec() -> Verdict:

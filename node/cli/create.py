@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 from tscale.node.cli import options
-from tscale.node.cli.running import NodeRequest, run_here
+from tscale.node.cli.running import NodeRequest, check_machine, run_here
 from tscale.node.config import load_config
 from tscale.node.created import CreatedSwarm, CreateOptions, create_swarm
 from tscale.node.instances import base_dir
 from tscale.node.specs import random_seed
 from tscale.node.swarm_argument import SwarmTarget
 from tscale.protocol.presets import PRESET_NAMES
+from tscale.protocol.spec import SwarmSpec
 
 _START_LEAD_S = 5.0
 
@@ -44,7 +45,16 @@ def create(
     wanted = CreateOptions(
         name, preset, files, round_seconds, float(round(time.time() + _START_LEAD_S)), random_seed(), fresh=new
     )
-    created = create_swarm(wanted, base_dir(state_dir, load_config(config)))
+    loaded = load_config(config)
+    base = base_dir(state_dir, loaded)
+
+    def check(spec: SwarmSpec) -> None:
+        if not no_run:
+            check_machine(spec, loaded, base / spec.swarm_id)
+
+    created = create_swarm(wanted, base, check)
+    if created.notice:
+        typer.echo(created.notice, err=True)
     if no_run:
         _show(created, as_json)
         return
@@ -60,6 +70,7 @@ def create(
         config=config,
         dataset_files=files,
         as_json=as_json,
+        checked=True,
     )
     raise typer.Exit(run_here(request))
 

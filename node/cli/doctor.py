@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -11,6 +12,7 @@ from tscale.node.cli import options
 from tscale.node.config import load_config
 from tscale.node.doctor import DoctorOptions, Verdict, run_doctor
 from tscale.node.instances import base_dir
+from tscale.protocol.presets import PRESET_NAMES
 
 _MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
@@ -19,17 +21,22 @@ def doctor(
     state_dir: options.StateDir = None,
     host: options.Host = None,
     port: options.Port = None,
+    model: Annotated[str, typer.Option("--model", help="The model to check for, as in `plan`.")] = PRESET_NAMES[0],
     config: options.Config = None,
     as_json: options.Json = False,
 ) -> None:
     """Check this machine and say what to do. The exit code is 1 when a check failed."""
+    from tscale.node.planning.models import wanted_model
+
+    wanted_model(model, None)  # a wrong name is the person's, not the machine's
     loaded = load_config(config)
     wanted = DoctorOptions(
         state_dir=base_dir(state_dir, loaded),
         host=host if host is not None else loaded.network.host,
         port=port if port is not None else loaded.network.port,
         precision=loaded.training.precision,
-        device=loaded.compute.device,
+        compute=loaded.compute,
+        model=model,
     )
     verdicts: list[Verdict] = []
     for verdict in run_doctor(wanted):

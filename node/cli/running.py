@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import Self
 
 from tscale.node.cli.logfile import log_to_folder
-from tscale.node.config import load_config, override
+from tscale.node.config import NodeConfig, load_config, override
 from tscale.node.instances import base_dir, claim_folder
 from tscale.node.live import Display, choose_display
 from tscale.node.local_peers import announce_local, find_local, withdraw_local
 from tscale.node.swarm_argument import SwarmTarget, stored_spec
+from tscale.protocol.spec import SwarmSpec
 from tscale.protocol.status import StatusSnapshot
 
 EXIT_INTERRUPTED = 130
@@ -34,6 +35,8 @@ class NodeRequest:
     seeds: tuple[str, ...] = ()
     dataset_files: tuple[Path, ...] = field(default=())
     as_json: bool = False
+    checked: bool = False
+    """Whether the machine is known to suit the swarm's model."""
 
 
 class AnnouncingDisplay:
@@ -64,6 +67,14 @@ class AnnouncingDisplay:
         self._inner.on_notice(line)
 
 
+def check_machine(spec: SwarmSpec, config: NodeConfig, swarm_dir: Path) -> None:
+    """Raises BadInput or DiskFull for what a worker would refuse at its start: before others are given a link."""
+    from tscale.node.suitability import require_suitable
+    from tscale.node.worker.kernel_config import kernel_config
+
+    require_suitable(kernel_config(spec), config.compute, swarm_dir)
+
+
 def run_here(request: NodeRequest) -> int:
     """Run a node until it is stopped. Returns its exit code; what stops it early is a StopNode error."""
     from tscale.node.daemon import NodeOptions, run_node
@@ -74,13 +85,15 @@ def run_here(request: NodeRequest) -> int:
         {"network.host": request.host, "network.port": request.port, "name": request.name},
     )
     with ExitStack() as stack:
-        instance = claim_folder(
-            stack, base_dir(request.state_dir, config), target.swarm_id, numbered=request.state_dir is None
-        )
+        base = base_dir(request.state_dir, config)
+        instance = claim_folder(stack, base, target.swarm_id, numbered=request.state_dir is None)
         log_to_folder(instance.state.log)
+        spec = target.spec or stored_spec(instance.state.spec, target.swarm_id)
+        if spec is not None and request.role == "trainer" and not request.checked:
+            check_machine(spec, config, instance.state.path)
         options = NodeOptions(
             swarm_id=target.swarm_id,
-            spec=target.spec or stored_spec(instance.state.spec, target.swarm_id),
+            spec=spec,
             swarm_dir=instance.state.path,
             role=request.role,
             seeds=tuple(dict.fromkeys((*request.seeds, *target.seeds, *find_local(target.swarm_id)))),

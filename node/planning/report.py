@@ -139,6 +139,8 @@ def missing_as_json(missing: DoesNotFit, machine: Machine) -> dict[str, Any]:
 def missing_as_line(missing: DoesNotFit) -> str:
     """What does not fit, for people."""
     needed, there = gigabytes(missing.needed_bytes), gigabytes(missing.available_bytes)
+    if needed == there:  # rounded away
+        needed, there = (f"{size:,} bytes" for size in (missing.needed_bytes, missing.available_bytes))
     return f"{missing.what}: {needed} are needed, {there} are there: {missing.advice}"
 
 

@@ -74,6 +74,12 @@ def vectors_of(cfg: ModelConfig, outer_momentum: bool) -> Vectors:
     )
 
 
+def spilled_bytes(vectors: Vectors, spilled: str) -> int:
+    """What lies on disk in place of main memory when `spilled`, one of SPILLS, does."""
+    parts = (vectors.round_bytes + vectors.copies_bytes, vectors.optimizer_bytes, vectors.weights_bytes)
+    return sum(parts[: SPILLS.index(spilled)])
+
+
 def find_memory(
     cfg: ModelConfig,
     machine: Machine,
@@ -91,15 +97,15 @@ def find_memory(
     vectors = vectors_of(cfg, outer_momentum)
     weights, optimizer = vectors.weights_bytes, vectors.optimizer_bytes
     rounds = vectors.round_bytes + vectors.copies_bytes
+    on_disk = {spilled: spilled_bytes(vectors, spilled) for spilled in SPILLS}
     levels = [
         Memory(device_bytes, weights + optimizer + rounds, 0),
-        Memory(device_bytes, weights + optimizer, rounds, SPILL_ROUND),
+        Memory(device_bytes, weights + optimizer, on_disk[SPILL_ROUND], SPILL_ROUND),
     ]
     if mapped_training:
         # read and written once a step; the weights are read for both passes and written once
-        levels.append(Memory(device_bytes, weights, rounds + optimizer, SPILL_OPTIMIZER, 2 * optimizer))
-        all_bytes = weights + optimizer
-        levels.append(Memory(device_bytes, 0, rounds + all_bytes, SPILL_ALL, 2 * optimizer + 3 * weights))
+        levels.append(Memory(device_bytes, weights, on_disk[SPILL_OPTIMIZER], SPILL_OPTIMIZER, 2 * optimizer))
+        levels.append(Memory(device_bytes, 0, on_disk[SPILL_ALL], SPILL_ALL, 2 * optimizer + 3 * weights))
     fixed_bytes = PROCESSES_BYTES + work_bytes
     for level in levels:
         if fixed_bytes + level.ram_bytes > machine.ram_bytes:

@@ -38,7 +38,6 @@ from tscale.node.planning.storage import (
 )
 from tscale.node.statedir import write_error
 from tscale.node.worker.kernel_config import KernelConfig, training_machine
-from tscale.node.worker.messages import WorkerConfig
 from tscale.protocol.errors import BadInput
 
 _SPILL_SETTING = "compute.spill_dir in the configuration file"
@@ -77,6 +76,19 @@ class Trainer(Protocol):
         ...
 
 
+class Limits(Protocol):
+    """What a WorkerConfig or a node's ComputeConfig says of the machine's share; 0 is all there is."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def offload_slots(self) -> int: ...
+    @property
+    def vram_bytes(self) -> int: ...
+    @property
+    def ram_bytes(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Arrangement:
     """Where a worker computes and where its vectors lie. `offload` None is all layers at once, on the processor.
@@ -103,7 +115,7 @@ class Arrangement:
         return ", ".join(words)
 
 
-def arrange(config: WorkerConfig, kernels: KernelConfig) -> Arrangement:
+def arrange(config: Limits, kernels: KernelConfig) -> Arrangement:
     """The plan for this machine and this model within the limits of `config`.
 
     Raises:
@@ -121,7 +133,7 @@ def arrange(config: WorkerConfig, kernels: KernelConfig) -> Arrangement:
     return replace(_on_processor(config, kernels), warning=warning)
 
 
-def _on_processor(config: WorkerConfig, kernels: KernelConfig) -> Arrangement:
+def _on_processor(config: Limits, kernels: KernelConfig) -> Arrangement:
     if not _clearly_fits(config, kernels):
         return _planned(config, kernels, Capabilities())
     if not config.offload_slots:
@@ -131,7 +143,7 @@ def _on_processor(config: WorkerConfig, kernels: KernelConfig) -> Arrangement:
     return Arrangement(Capabilities(), OffloadPlan(slots, kernels.inner.batch, "device", recompute=slots < resident))
 
 
-def _clearly_fits(config: WorkerConfig, kernels: KernelConfig) -> bool:
+def _clearly_fits(config: Limits, kernels: KernelConfig) -> bool:
     """Whether half of main memory is more than enough, so that nothing needs to be planned (which takes seconds)."""
     model, inner = kernels.model, kernels.inner
     vectors = vectors_of(model, kernels.rule.mu != 0)
@@ -142,11 +154,12 @@ def _clearly_fits(config: WorkerConfig, kernels: KernelConfig) -> bool:
     return PROCESSES_BYTES + held_bytes + work_bytes < _ram_bytes(config) // 2
 
 
-def _ram_bytes(config: WorkerConfig) -> int:
-    return config.ram_bytes or int(psutil.virtual_memory().total)
+def _ram_bytes(config: Limits) -> int:
+    there = int(psutil.virtual_memory().total)
+    return min(config.ram_bytes or there, there)
 
 
-def _planned(config: WorkerConfig, kernels: KernelConfig, found: Capabilities) -> Arrangement:
+def _planned(config: Limits, kernels: KernelConfig, found: Capabilities) -> Arrangement:
     # what does not fit on the disk is found when its space is taken
     machine = _within_limits(this_machine(None, found=found), config)
     shape = StepShape(kernels.inner.batch, kernels.inner.context)
@@ -156,7 +169,7 @@ def _planned(config: WorkerConfig, kernels: KernelConfig, found: Capabilities) -
     return Arrangement(found, plan.offload if plan.layer_major else None, plan.memory.spilled)
 
 
-def _within_limits(machine: Machine, config: WorkerConfig) -> Machine:
+def _within_limits(machine: Machine, config: Limits) -> Machine:
     machine = replace(machine, ram_bytes=_ram_bytes(config))
     if machine.device_bytes is None:
         return machine

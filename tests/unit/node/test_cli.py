@@ -328,6 +328,61 @@ def test_create_resumes_the_same_swarm_and_new_makes_another(
     assert len(find_folders(tmp_path / "XDG_DATA_HOME" / "tscale", None)) == 3
 
 
+def test_create_tells_why_a_name_gives_another_swarm_and_how_to_get_back(
+    daemon: FakeDaemon, book: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["create", "--name", "ours", "--data", str(book)]
+    assert run_command(argv) == 0
+    first = daemon.options.swarm_id
+    assert capsys.readouterr().err == ""
+    before, text = first, book.read_text()
+    book.write_text(text + "And one more line.")
+    assert run_command(argv) == 0
+    told = capsys.readouterr().err
+    back = f"; to go on with the old one: tscale-node join --swarm {before}\n"
+    assert told.startswith(f"another text makes another swarm: {book} (hash ") and told.endswith(back)
+    assert told.count("\n") == 1 and daemon.options.swarm_id != first
+    book.write_text(text)
+    assert run_command(argv) == 0
+    assert daemon.options.swarm_id == first and capsys.readouterr().err == ""
+    assert run_command([*argv, "--round-seconds", "30"]) == 0
+    assert capsys.readouterr().err.startswith("other settings than before make another swarm; ")
+    (tmp_path / "more.txt").write_text(text[::-1])
+    assert run_command([*argv, str(tmp_path / "more.txt")]) == 0
+    assert capsys.readouterr().err.startswith("2 instead of 1 files make another swarm; ")
+    assert run_command([*argv, "--new"]) == 0 and capsys.readouterr().err == ""
+    assert run_command(["join", "--swarm", first]) == 0
+    assert daemon.options.spec.data.shards[0].size_bytes == len(text)
+
+
+@pytest.mark.parametrize("argv", [["create", "--name", "ours"], ["join", "--swarm", "demo"]])
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ('device = "cuda"', 'compute.device is "cuda", but torch finds no card'),
+        ("ram_bytes = 1000000000", "can't train the swarm's model: main memory: "),
+        ("offload_slots = 1", "compute.offload_slots is 0 or at least 2"),
+    ],
+)
+def test_settings_that_a_worker_would_refuse_are_refused_before_there_is_a_link(
+    argv: list[str],
+    settings: str,
+    says: str,
+    daemon: FakeDaemon,
+    book: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text(f"[compute]\n{settings}\n")
+    given = ["--data", str(book)] if argv[0] == "create" else []
+    assert run_command([*argv, *given, "--config", str(config)]) == 2
+    assert says in one_line(capsys) and daemon.options is None
+    if argv[0] == "create":
+        assert not find_folders(tmp_path / "XDG_DATA_HOME" / "tscale", None)
+    assert run_command(["seed", "--swarm", "demo"]) == 0
+
+
 def test_create_keeps_the_owners_key_private(daemon: FakeDaemon, book: Path) -> None:
     assert run_command(["create", "--name", "ours", "--data", str(book)]) == 0
     key = daemon.options.swarm_dir / "owner.key"

@@ -50,6 +50,22 @@ def test_a_file_with_bom_crlf_and_unicode(tmp_path: Path) -> None:
         ("[compute]\nvram_bytes = -1", "f: compute.vram_bytes is at least 0, not -1"),
         ("network = 5", "f: network is a section, write [network] and its keys below it"),
         ('[network]\nport = "4001"', "f: network.port is a whole number, not '4001'"),
+        (
+            "[compute]\nram_bytes = 16",
+            "f: compute.ram_bytes is in bytes, and 16 is too few: 16 GB is 16000000000; 0 is no limit",
+        ),
+        (
+            "[compute]\nvram_bytes = 12",
+            "f: compute.vram_bytes is in bytes, and 12 is too few: 12 GB is 12000000000; 0 is no limit",
+        ),
+        (
+            "[network]\nupload_bytes_per_s = 20",
+            "f: network.upload_bytes_per_s is in bytes, and 20 is too few: 20 Mbit/s is 2500000; 0 is no limit",
+        ),
+        (
+            '[compute]\nram_bytes = "16GB"',
+            "f: compute.ram_bytes is a whole number of bytes, like 16000000000, not '16GB'",
+        ),
         ("[network]\nport = true", "f: network.port is a whole number, not True"),
         ("[network]\nlisten = 1", "f: network.listen is true or false, not 1"),
         ("[network]\nport = 70000", "f: network.port is from 0 to 65535, not 70000"),

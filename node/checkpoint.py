@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
@@ -99,17 +99,20 @@ def save_checkpoint(folder: Path, arrays: Arrays, meta: dict[str, Any], opener: 
     return path
 
 
-def load_checkpoint(folder: Path, new_array: NewArray = np.empty) -> Checkpoint | None:
+def load_checkpoint(
+    folder: Path, new_array: NewArray = np.empty, into: Mapping[str, NDArray[Any]] | None = None
+) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None when none was ever saved; `new_array` makes its arrays.
 
-    A damaged newer one is set aside as `damaged.tsck` and named in `note`. Raises DamagedState when there are files
-    and none is whole.
+    Those of `into` are read in place where shape and type are theirs; they hold anything after an error. A damaged
+    newer one is set aside as `damaged.tsck` and named in `note`. Raises DamagedState when there are files and none is
+    whole.
     """
     problems: list[str] = []
     for number in sorted(_numbers(folder), reverse=True):
         path = _path(folder, number)
         try:
-            arrays, meta = _read(path, new_array)
+            arrays, meta = _read(path, new_array, into or {})
         except (_Damaged, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             problems.append(f"{path.name} is damaged ({reason})")
@@ -157,13 +160,15 @@ def _little_endian(array: NDArray[Any]) -> NDArray[Any]:
     return plain
 
 
-def _read(path: Path, new_array: NewArray) -> tuple[Arrays, dict[str, Any]]:
+def _read(path: Path, new_array: NewArray, into: Mapping[str, NDArray[Any]]) -> tuple[Arrays, dict[str, Any]]:
     with path.open("rb") as file:
         hasher = blake3()
         specs, meta = _read_header(file, hasher)
         arrays: Arrays = {}
         for spec in specs:
-            array = new_array(spec.shape, spec.dtype)
+            mine = into.get(spec.name)
+            fits = mine is not None and (mine.shape, mine.dtype.str) == (spec.shape, spec.dtype)
+            array = mine if mine is not None and fits else new_array(spec.shape, spec.dtype)
             for block in _blocks(array):
                 if file.readinto(block) != len(block):
                     raise _Damaged("it is too short")

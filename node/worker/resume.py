@@ -172,9 +172,13 @@ def save_session(session: Session) -> str:
 
 def _resume(session: Session) -> tuple[bool, str]:
     """Whether a checkpoint was taken over, and what was wrong with it or with the newest one."""
+    replica = session.replica
+    # read in place, so that a start takes no more memory than training does
+    mine = {"local": replica.local, "residual": replica.residual, "start": replica.start}
     try:
-        found = load_checkpoint(Path(session.parts.config.checkpoint_dir), session.parts.new_array)
+        found = load_checkpoint(Path(session.parts.config.checkpoint_dir), session.parts.new_array, mine)
     except DamagedState as error:
+        _forget(replica)
         return False, f"{error}, or from the newest snapshot"
     if found is None:
         return False, ""
@@ -182,12 +186,19 @@ def _resume(session: Session) -> tuple[bool, str]:
     try:
         _restore(session, arrays, meta)
     except (KeyError, ValueError, TypeError) as error:
+        _forget(replica)
         return False, f"the checkpoint does not fit this swarm ({error}); starting from the beginning of the run"
     return True, note or ""
 
 
+def _forget(replica: Replica) -> None:
+    """Local vectors that may hold anything begin at the anchor again."""
+    replica.restart()
+    replica.go_to_start()
+
+
 def _restore(session: Session, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-    """Raises KeyError, ValueError or TypeError before anything has changed, or for the inner state alone."""
+    """Raises KeyError, ValueError or TypeError before the head has changed."""
     if meta["format"] != FORMAT or meta["spec"] != session.parts.spec.digest.hex():
         raise ValueError("it is of another swarm or version")
     replica, layout = session.replica, session.replica.layout
@@ -204,9 +215,10 @@ def _restore(session: Session, arrays: dict[str, np.ndarray], meta: dict[str, An
     base_steps, all_tokens, all_steps = int(meta["base_steps"]), int(meta["tokens"]), int(meta["steps"])
     inner = {name.removeprefix(_INNER): array for name, array in arrays.items() if name.startswith(_INNER)}
     session.trainer.load_state_arrays(inner)
-    replica.load(head, parent)
+    replica.head, replica.parent = head, parent
     for mine, theirs in ((replica.local, local), (replica.residual, residual), (replica.start, start)):
-        np.copyto(mine, theirs)
+        if mine is not theirs:
+            np.copyto(mine, theirs)
     session.take_over(head_base, parent_base, tally)
     session.base_steps = base_steps
     session.meter.resume(all_tokens, all_steps)

@@ -190,6 +190,7 @@ def make_arrays(arrangement: Arrangement, spill_dir: str) -> NewArray:
     def new_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
         if np.dtype(dtype) != np.float32 or len(shape) != 1 or shape[0] < _LEAST_ON_DISK:
             return np.empty(shape, dtype)
+        _made(folder)  # somebody may have tidied it up
         try:
             array: np.ndarray = make(shape[0]).numpy()
         except OSError as error:

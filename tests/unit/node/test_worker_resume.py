@@ -1,12 +1,20 @@
 """A worker's checkpoints: exact resume, damage, and somebody else's file."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.helpers.worker_bench import GENESIS, manifest, open_bench, run_rounds, tiny
+from tscale.node.checkpoint import NewArray
+from tscale.node.planning.storage import ROUND_VECTORS
 from tscale.node.worker import messages as m
+from tscale.node.worker import resume
+
+A_CHECKPOINTS_COPY = 1
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -55,6 +63,42 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path: Path) -> None:
     lost = open_bench(tmp_path)
     assert not lost.ready.resumed and lost.ready.note and lost.ready.manifest == GENESIS
     assert np.isfinite(lost.steps(1)).all()
+
+
+def test_a_resume_takes_no_more_vectors_than_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan counts what training holds; a start that took more would fail on a machine that just trained."""
+    bench = open_bench(tmp_path)
+    run_rounds(bench, 0, 2, GENESIS)
+    bench.session.handle(m.Save())
+    made: list[int] = []
+
+    def counting(*args: Any) -> NewArray:
+        def new_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+            made.append(math.prod(shape))
+            return np.empty(shape, dtype)
+
+        return new_array
+
+    monkeypatch.setattr(resume, "make_arrays", counting)
+    resumed = open_bench(tmp_path)
+    assert resumed.ready.resumed and resumed.digests() == bench.digests()
+    assert made.count(bench.session.replica.layout.numel) <= ROUND_VECTORS + A_CHECKPOINTS_COPY
+
+
+@pytest.mark.parametrize("where", [-1, -2_000])
+def test_vectors_that_a_damaged_checkpoint_was_read_into_begin_again(tmp_path: Path, where: int) -> None:
+    bench = open_bench(tmp_path)
+    run_rounds(bench, 0, 1, GENESIS)
+    bench.session.handle(m.Save())
+    for file in newest_first(tmp_path):
+        data = bytearray(file.read_bytes())
+        data[where] ^= 1
+        file.write_bytes(data)
+    lost, fresh = open_bench(tmp_path), open_bench(tmp_path / "fresh")
+    assert not lost.ready.resumed and lost.ready.note and lost.ready.manifest == GENESIS
+    assert run_rounds(lost, 0, 1, GENESIS)[0] == run_rounds(fresh, 0, 1, GENESIS)[0]
+    for name in ("local", "residual", "start"):
+        assert np.array_equal(*(getattr(one.session.replica, name) for one in (lost, fresh)))
 
 
 def test_a_checkpoint_of_another_swarm_is_not_used(tmp_path: Path) -> None:

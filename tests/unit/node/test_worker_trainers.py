@@ -166,6 +166,20 @@ def test_a_folder_that_cannot_hold_the_spill_is_named_with_its_setting(
             open_bench(tmp_path / "other", spill_dir=str(tmp_path / "file"))
 
 
+def test_a_spill_folder_that_was_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spilled(monkeypatch, SPILL_ROUND)
+    where = tmp_path / "spill" / "below"
+    bench = open_bench(tmp_path, spill_dir=str(where))
+    bench.steps(1)
+    path = bench.close(0, GENESIS).path
+    before = bench.session.head
+    where.rmdir()
+    where.parent.rmdir()
+    bench.fold(0, GENESIS, (path, 1.0))
+    bench.session.handle(m.Save())
+    assert bench.session.head != before and where.is_dir()
+
+
 def test_a_full_disk_is_named_at_the_start_and_in_a_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spilled(monkeypatch, SPILL_ROUND)
     bench = open_bench(tmp_path, spill_dir=str(tmp_path / "spill"))

@@ -93,7 +93,8 @@ class InnerTrainer:
     def step(self, tokens: np.ndarray, lr_scale: float) -> float:
         """One inner step on int64 [B, T+1]; returns the loss before it, in nats per token.
 
-        A loss that is not finite leaves the parameters and the optimizer untouched and is returned as it is.
+        A loss or a gradient that is not finite leaves the parameters and the optimizer untouched, and what is returned
+        is not finite either: the step did not happen.
         """
         self._grad.zero_()
         loss = self._model.loss(torch.from_numpy(tokens))
@@ -101,6 +102,9 @@ class InnerTrainer:
         if not math.isfinite(value):
             return value
         loss.backward()
+        # one number among millions shows in their sum
+        if not math.isfinite(float(self._grad.sum())):
+            return math.nan
         with torch.no_grad():
             cfg = self.inner_cfg
             self._optimizer.step(self._flat, self._grad, cfg.lr_muon * lr_scale, cfg.lr_adam * lr_scale)

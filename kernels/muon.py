@@ -117,6 +117,29 @@ class Muon:
             start = stop
 
 
+@dataclass(frozen=True)
+class AdamStep:
+    """AdamW's step number `steps` (from 1) at rate `lr`."""
+
+    steps: int
+    lr: float
+    weight_decay: float
+
+    def apply(self, weight: torch.Tensor, grad: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
+        """One step on values that lie side by side, in place on all but `grad`, on any device.
+
+        The corrections of both moments are in the rate and in epsilon, which saves two passes.
+        """
+        keep_first, keep_second = ADAM_BETAS
+        first.lerp_(grad, 1.0 - keep_first)
+        second.mul_(keep_second).addcmul_(grad, grad, value=1.0 - keep_second)
+        correction = (1.0 - keep_second**self.steps) ** 0.5
+        root = second.sqrt().add_(ADAM_EPS * correction)
+        if self.weight_decay:
+            weight.mul_(1.0 - self.lr * self.weight_decay)
+        weight.addcdiv_(first, root, value=-self.lr * correction / (1.0 - keep_first**self.steps))
+
+
 class AdamW:
     """AdamW with bias correction on some slices of the flat vector, in place."""
 
@@ -131,20 +154,11 @@ class AdamW:
     def step(self, flat: torch.Tensor, grad: torch.Tensor, lr: float) -> None:
         """One step on `flat` [P] with the gradient `grad` [P]."""
         self.steps += 1
-        keep_first, keep_second = ADAM_BETAS
-        g = torch.cat([grad[where] for where in self._wheres])
-        self.first.lerp_(g, 1.0 - keep_first)
-        self.second.mul_(keep_second).addcmul_(g, g, value=1.0 - keep_second)
-        root = (self.second / (1.0 - keep_second**self.steps)).sqrt_().add_(ADAM_EPS)
-        update = self.first / root
-        rate = lr / (1.0 - keep_first**self.steps)
-        start = 0
+        step, start = AdamStep(self.steps, lr, self._weight_decay), 0
         for where in self._wheres:
-            size = where.stop - where.start
-            if self._weight_decay:
-                flat[where].mul_(1.0 - lr * self._weight_decay)
-            flat[where].add_(update[start : start + size], alpha=-rate)
-            start += size
+            own = slice(start, start + where.stop - where.start)
+            step.apply(flat[where], grad[where], self.first[own], self.second[own])
+            start = own.stop
 
 
 class InnerOptimizer:

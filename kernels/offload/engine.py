@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import torch
 
 from tscale.kernels.block import BlockWeights
+from tscale.kernels.muon import AdamStep
 from tscale.kernels.offload.batch import BatchRun, Layers, leaf
 from tscale.kernels.offload.pieces import TABLES, ModelPlaces
 from tscale.kernels.offload.plan import OffloadPlan
 from tscale.kernels.offload.slots import Need, SlotPool
 from tscale.kernels.offload.transfer import Pieces, Ticket, Transfer
-from tscale.kernels.offload.update import AdamStep, HostOptimizer, LayerUpdate
+from tscale.kernels.offload.update import HostOptimizer, LayerUpdate
 
 _CHUNK_ALIGNMENT = 64
 
@@ -31,6 +32,17 @@ class Rates:
     muon: float
     adam: float
     weight_decay: float
+
+
+@dataclass(frozen=True)
+class _StepNeeds:
+    """What every training step on one vector and one optimizer asks for, in order."""
+
+    flat: torch.Tensor
+    optimizer: HostOptimizer
+    layers: list[Need]
+    ends: list[Need]
+    moments: dict[str, list[tuple[slice, Need]]]
 
 
 class LayerEngine:
@@ -52,7 +64,9 @@ class LayerEngine:
         self._layers = SlotPool(transfer, plan.slots, stage_numel)
         self._ends = SlotPool(transfer, 1, places.table_numel)
         self._gradient = transfer.buffer(max(stage_numel, places.table_numel))
-        self._leaves: dict[int, Layers] = {}
+        self._packed = [stage.packed(self._gradient) for stage in self._stages]
+        self._leaves: dict[int, tuple[Pieces, Layers]] = {}
+        self._needs: _StepNeeds | None = None
         self._written: deque[tuple[tuple[int, ...], Ticket]] = deque()
 
     def forward(self, run: BatchRun, flat: torch.Tensor) -> torch.Tensor:
@@ -80,28 +94,30 @@ class LayerEngine:
         self._transfer.finish()
 
     def train(self, run: BatchRun, flat: torch.Tensor, optimizer: HostOptimizer, rates: Rates) -> float:
-        """One step on `flat` and `optimizer`; the loss before it. One that is not finite changes nothing."""
+        """One step on `flat` and `optimizer`; the loss before it, or a number that is not finite if any part of the
+        step was left out. A loss or a head's gradient that is not finite changes nothing."""
         try:
-            self._layers.begin(self._training_needs(flat, optimizer))
-            self._ends.begin([self._table_need(flat, table) for table in ("embed", "head", "embed")])
+            needs = self._training_needs(flat, optimizer)
+            self._layers.begin(needs.layers)
+            self._ends.begin(needs.ends)
             self._forward(run)
             head_VD = self._ends.take("head")[0]
             loss = float(run.loss(leaf(head_VD, self._table_gradient()), len(self._stages)))
-            if not math.isfinite(loss):
+            skipped = self.skipped_updates
+            if not (math.isfinite(loss) and self._finite(self._places.table_numel)):
                 self._layers.abandon()
                 self._ends.abandon()
-                return loss
+                return math.nan
             run.forget(len(self._stages))
             optimizer.adam_steps += 1
-            self._update_table("head", flat, optimizer, rates)
+            self._update_table("head", flat, optimizer, rates, finite=True)
             for index in reversed(range(len(self._stages))):
                 self._backward(run, index, flat, optimizer, rates)
             run.embed_backward(leaf(self._ends.take("embed")[0], self._table_gradient()))
-            self._update_table("embed", flat, optimizer, rates)
-            return loss
+            self._update_table("embed", flat, optimizer, rates, finite=self._finite(self._places.table_numel))
+            return loss if self.skipped_updates == skipped else math.nan
         finally:
             run.close()
-            self._leaves.clear()
             self._transfer.finish()
             self._settle(optimizer, 0)
 
@@ -109,39 +125,36 @@ class LayerEngine:
         run.embed(leaf(self._ends.take("embed")[0], self._table_gradient()))
         self._ends.release("embed")
         for index in range(len(self._stages)):
-            layers = self._leaves_of(index, self._layers.take(("weights", index)))
-            run.stage(index, layers)
+            run.stage(index, self._leaves_of(index, self._layers.take(("weights", index))))
             if index < len(self._stages) - self._kept:
                 self._layers.release(("weights", index))
-            else:
-                self._leaves[index] = layers
 
     def _backward(self, run: BatchRun, index: int, flat: torch.Tensor, optimizer: HostOptimizer, rates: Rates) -> None:
         stage, weights = self._stages[index], self._layers.take(("weights", index))
-        if index not in self._leaves:
-            self._leaves[index] = self._leaves_of(index, weights)
         numel = len(stage.layers) * self._places.layer_numel
-        run.stage_backward(index, self._leaves.pop(index), self._gradient[:numel])
+        run.stage_backward(index, self._leaves_of(index, weights), self._gradient[:numel])
         momentum = self._layers.take(("momentum", index))
         leaving = None
         if self._finite(numel):
             self._begin_update(optimizer, *stage.layers)
-            self._update.apply(stage, weights, stage.packed(self._gradient), momentum, rates.muon)
-            hosts = (*stage.views(flat), *stage.momentum_views(optimizer.momentum))
+            self._update.apply(stage, weights, self._packed[index], momentum, rates.muon)
+            hosts = self._layers.hosts(("weights", index)) + self._layers.hosts(("momentum", index))
             leaving = self._transfer.to_host((*weights, *momentum), hosts)
             self._wrote(tuple(stage.layers), leaving, optimizer)
         self._layers.release(("weights", index), leaving)
         self._layers.release(("momentum", index), leaving)
 
-    def _update_table(self, table: str, flat: torch.Tensor, optimizer: HostOptimizer, rates: Rates) -> None:
-        """AdamW in parts that fit a layer's slot, on the table that is in the ends' slot."""
+    def _update_table(
+        self, table: str, flat: torch.Tensor, optimizer: HostOptimizer, rates: Rates, *, finite: bool
+    ) -> None:
+        """AdamW in parts that fit a layer's slot, on the table that is in the ends' slot; nothing if not `finite`."""
         (table_VD,) = self._ends.pieces(table)
         weight, gradient = table_VD.view(-1), self._gradient
         step = AdamStep(optimizer.adam_steps, rates.adam, rates.weight_decay)
-        finite, unit = self._finite(self._places.table_numel), self.unit(table)
+        unit = self.unit(table)
         if finite:
             self._begin_update(optimizer, unit)
-        for chunk, need in self._moment_needs(optimizer, table):
+        for chunk, need in self._training_needs(flat, optimizer).moments[table]:
             moments, leaving = self._layers.take(need.key), None
             if finite:
                 step.apply(weight[chunk], gradient[chunk], *moments)
@@ -181,13 +194,18 @@ class LayerEngine:
         return self._gradient[: self._places.table_numel].view(self._places.table_shape)
 
     def _leaves_of(self, index: int, weights: Pieces) -> Layers:
-        """A stage's matrices by layer, to be differentiated into the gradient's buffer."""
-        stage = self._stages[index]
-        gradients = stage.packed(self._gradient)
-        layers = {}
+        """A stage's matrices by layer, to be differentiated into the gradient's buffer; the same for the same pieces.
+
+        What never moves has its leaves made once. Between forward and backward, kept graphs need them to be the same.
+        """
+        known, layers = self._leaves.get(index, (None, {}))
+        if known is weights:
+            return layers
+        stage, layers = self._stages[index], {}
         for place, layer in enumerate(stage.layers):
-            pairs = zip(stage.layer(weights, place), stage.layer(gradients, place), strict=True)
+            pairs = zip(stage.layer(weights, place), stage.layer(self._packed[index], place), strict=True)
             layers[layer] = BlockWeights(*(leaf(weight, gradient) for weight, gradient in pairs))
+        self._leaves[index] = weights, layers
         return layers
 
     def _weights_need(self, flat: torch.Tensor, index: int) -> Need:
@@ -206,10 +224,16 @@ class LayerEngine:
             needs.append((chunk, Need(key, (optimizer.first[where], optimizer.second[where]))))
         return needs
 
-    def _training_needs(self, flat: torch.Tensor, optimizer: HostOptimizer) -> list[Need]:
-        weights = [self._weights_need(flat, index) for index in range(len(self._stages))]
-        needs = [*weights, *(need for _, need in self._moment_needs(optimizer, "head"))]
-        for index, stage in reversed(list(enumerate(self._stages))):
-            momentum = stage.momentum_views(optimizer.momentum)
-            needs += [weights[index], Need(("momentum", index), momentum)]
-        return needs + [need for _, need in self._moment_needs(optimizer, "embed")]
+    def _training_needs(self, flat: torch.Tensor, optimizer: HostOptimizer) -> _StepNeeds:
+        known = self._needs
+        if known is None or known.flat is not flat or known.optimizer is not optimizer:
+            moments = {table: self._moment_needs(optimizer, table) for table in TABLES}
+            ends = {table: self._table_need(flat, table) for table in TABLES}
+            layers = [self._weights_need(flat, index) for index in range(len(self._stages))]
+            layers += [need for _, need in moments["head"]]
+            for index, stage in reversed(list(enumerate(self._stages))):
+                layers += [layers[index], Need(("momentum", index), stage.momentum_views(optimizer.momentum))]
+            layers += [need for _, need in moments["embed"]]
+            known = _StepNeeds(flat, optimizer, layers, [ends[table] for table in ("embed", "head", "embed")], moments)
+            self._needs = known
+        return known

@@ -18,6 +18,7 @@ class Need:
 
 @dataclass(frozen=True)
 class _Held:
+    need: Need
     slot: Slot
     ticket: Ticket
 
@@ -58,6 +59,10 @@ class SlotPool:
         """What was taken before and is still here."""
         return self._held[key].slot.pieces
 
+    def hosts(self, key: Hashable) -> Pieces:
+        """Where that lies in host memory."""
+        return self._held[key].need.hosts
+
     def release(self, key: Hashable, leaving: Ticket | None = None) -> None:
         """Give the slot of `key` to the next need; `leaving` is the copy to the host that still reads it."""
         slot = self._held.pop(key).slot
@@ -84,4 +89,4 @@ class SlotPool:
             slot = self._free.pop(0)
             leaving = self._leaving.pop(id(slot), None)
             ticket = self._transfer.to_device(need.hosts, slot, () if leaving is None else (leaving,))
-            self._held[need.key] = _Held(slot, ticket)
+            self._held[need.key] = _Held(need, slot, ticket)

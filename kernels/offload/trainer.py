@@ -115,7 +115,9 @@ class OffloadTrainer:
     def step(self, tokens: np.ndarray, lr_scale: float) -> float:
         """One inner step on int64 [B, T+1]; returns the loss before it, in nats per token.
 
-        A loss that is not finite leaves the parameters and the optimizer untouched and is returned as it is.
+        A loss that is not finite leaves the parameters and the optimizer untouched. So does a gradient that is not
+        finite, from the stage in which it appears down to the embedding; stages above have had their step by then,
+        with gradients that were. Either way what is returned is not finite: the step does not count.
         """
         cfg = self.inner_cfg
         rates = Rates(cfg.lr_muon * lr_scale, cfg.lr_adam * lr_scale, cfg.weight_decay)

@@ -1,17 +1,16 @@
-"""The optimizer's step on a stage of layers or on a part of a table, from pieces that lie anywhere.
+"""The optimizer's state in host memory, and Muon's step on a stage of layers from pieces that lie anywhere.
 
-The same arithmetic as `tscale.kernels.muon` on the whole flat vector, and the same state.
+The same arithmetic as on the whole flat vector (`tscale.kernels.muon`), and the same state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from tscale.kernels.muon import ADAM_BETAS, ADAM_EPS, MuonRule, muon_update
+from tscale.kernels.muon import MuonRule, muon_update
 from tscale.kernels.offload.pieces import ModelPlaces, StagePlaces
 from tscale.kernels.offload.transfer import Pieces
 
@@ -99,22 +98,3 @@ class LayerUpdate:
             shape = (-1, self._head_dim if fused else rows, columns)
             weight, gradient, kept = (tensor.view(shape) for tensor in tensors)
             muon_update(weight, gradient, kept, self._rule, lr)
-
-
-@dataclass(frozen=True)
-class AdamStep:
-    """AdamW's step number `steps` (from 1) at rate `lr`."""
-
-    steps: int
-    lr: float
-    weight_decay: float
-
-    def apply(self, weight: torch.Tensor, grad: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
-        """One step on values that lie side by side, in place on all but `grad`."""
-        keep_first, keep_second = ADAM_BETAS
-        first.lerp_(grad, 1.0 - keep_first)
-        second.mul_(keep_second).addcmul_(grad, grad, value=1.0 - keep_second)
-        root = (second / (1.0 - keep_second**self.steps)).sqrt_().add_(ADAM_EPS)
-        if self.weight_decay:
-            weight.mul_(1.0 - self.lr * self.weight_decay)
-        weight.add_(first / root, alpha=-self.lr / (1.0 - keep_first**self.steps))

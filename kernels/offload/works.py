@@ -131,7 +131,7 @@ class LayerWorks:
     def table_update(self, layers: int) -> Footprint:
         """AdamW on as much of a table as two halves of a slot hold moments for."""
         size = min(self._places.table_numel, layers * self._places.layer_numel // 2)
-        return Footprint(2 * size * FLOAT_BYTES, 0)
+        return Footprint(size * FLOAT_BYTES, 0)
 
     def _pass(self) -> BlockPass:
         tables = BlockTables(self.cfg)

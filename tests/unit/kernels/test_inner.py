@@ -113,6 +113,39 @@ def test_a_loss_that_is_not_finite_changes_nothing():
     assert all(np.array_equal(array, state[name]) for name, array in inner.state_arrays().items())
 
 
+class _NanOnce(torch.autograd.Function):
+    """`weight @ x` with one value in the weight's gradient that is not finite, and a loss that shows nothing."""
+
+    @staticmethod
+    def forward(ctx, weight, x, value):
+        ctx.save_for_backward(weight, x)
+        ctx.value = value
+        return torch.mm(weight, x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        weight, x = ctx.saved_tensors
+        weight_grad = torch.mm(grad, x.t())
+        weight_grad[0, 0] += ctx.value
+        return weight_grad, torch.mm(weight.t(), grad), None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(value):
+    bad = False
+    local = init_state(MODEL, 5)
+    product = lambda weight, x: _NanOnce.apply(weight, x, value if bad else 0.0)  # noqa: E731
+    inner = InnerTrainer(MODEL, INNER, local, COUNTS, product)
+    inner.step(batch(0), 1.0)
+    before, state = local.copy(), inner.state_arrays()
+    bad = True
+    assert math.isnan(inner.step(batch(1), 1.0))
+    assert np.array_equal(local, before)
+    assert all(np.array_equal(array, state[name]) for name, array in inner.state_arrays().items())
+    bad = False
+    assert math.isfinite(inner.step(batch(1), 1.0)) and not np.array_equal(local, before)
+
+
 def test_evaluation_is_the_mean_over_rows_however_they_are_cut(monkeypatch):
     local, inner = trainer()
     tokens = np.random.default_rng(1).integers(0, 16, (7, 25))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tscale.node.worker.channel import Channel, die_with_parent, lower_priority, take_standard_streams
 from tscale.node.worker.gate import StepGate
 from tscale.node.worker.messages import EVENT, BadMessage, Failed, Stop, Stopped, WorkerConfig
-from tscale.protocol.errors import BadInput, DamagedState, DiskFull, RefuseFrame, SkipRound, TscaleError
+from tscale.protocol.errors import BadInput, DamagedState, DiskFull, RefuseFrame, RestartWorker, SkipRound, TscaleError
 
 if TYPE_CHECKING:
     from tscale.node.worker.session import Session
@@ -34,6 +34,7 @@ def failure(error: BaseException) -> Failed:
         DiskFull: "disk_full",
         DamagedState: "damaged",
         BadInput: "bad_input",
+        RestartWorker: "device",
     }
     for kind, name in kinds.items():
         if isinstance(error, kind):

@@ -8,11 +8,13 @@ from tscale.node.worker.messages import Progress
 
 REPORT_EVERY_S = 1.0
 RATE_WINDOW_S = 10.0
+SKIPPED_STEPS_TO_STOP = 8
+"""In a row: one may be chance, so many mean that the weights or the machine are bad."""
 
 
 @dataclass
 class Tally:
-    """Steps since the last close. `spoilt`: a loss was not finite, so nothing of it may be sent."""
+    """Steps since the last close. `spoilt`: too many in a row were left out, so nothing of it may be sent."""
 
     steps: int = 0
     tokens: int = 0
@@ -25,13 +27,34 @@ class Tally:
         return self.loss_sum / self.steps if self.steps else None
 
     def add(self, tokens: int, loss: float) -> None:
-        """Count one step. A loss that is not finite spoils the tally and is not summed."""
-        if not math.isfinite(loss):
-            self.spoilt = True
-            return
+        """Count one step."""
         self.steps += 1
         self.tokens += tokens
         self.loss_sum += loss
+
+
+@dataclass
+class SkippedSteps:
+    """Steps that were left out because a loss or a gradient was not finite. `again`: too many in a row had stopped
+    training before, and no step has succeeded since."""
+
+    total: int = 0
+    in_a_row: int = 0
+    again: bool = False
+
+    def add(self) -> bool:
+        """Count one; whether that makes too many in a row, which then are counted anew."""
+        self.total += 1
+        self.in_a_row += 1
+        if self.in_a_row < SKIPPED_STEPS_TO_STOP:
+            return False
+        self.in_a_row = 0
+        return True
+
+    def succeeded(self) -> None:
+        """A step was done."""
+        self.in_a_row = 0
+        self.again = False
 
 
 class Meter:
@@ -54,6 +77,10 @@ class Meter:
         """Count one step that took `seconds`."""
         self.steps += 1
         self.tokens += tokens
+        self.training_s += seconds
+
+    def skip(self, seconds: float) -> None:
+        """A step that took `seconds` and does not count."""
         self.training_s += seconds
 
     def report(self, now_mono_s: float, loss: float | None) -> Progress | None:

@@ -24,10 +24,10 @@ from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker import messages as m
 from tscale.node.worker.evaluation import Evaluator
 from tscale.node.worker.kernel_config import KernelConfig
-from tscale.node.worker.progress import Meter, Tally
+from tscale.node.worker.progress import SKIPPED_STEPS_TO_STOP, Meter, SkippedSteps, Tally
 from tscale.node.worker.statefile import read_blob, read_snapshot, state_bytes, write_snapshot, write_whole
 from tscale.node.worker.trainers import Trainer
-from tscale.protocol.errors import BadInput, RefuseFrame, SkipRound
+from tscale.protocol.errors import BadInput, RefuseFrame, RestartWorker, SkipRound
 from tscale.protocol.hashing import digest
 from tscale.protocol.spec import SwarmSpec
 
@@ -85,6 +85,7 @@ class Session:
         self.base_steps = 0  # training thread: steps since the base changed; counts the batches
         self.tally = Tally()  # training thread
         self.meter = Meter(parts.clock())  # training thread
+        self.skipped = SkippedSteps()  # training thread
         self._between = parts.between
         self._paused = parts.config.paused  # training thread
         self._folds_unsaved = 0
@@ -99,19 +100,43 @@ class Session:
     # ---- training thread
 
     def may_step(self) -> bool:
-        """Whether to train: not paused, and the round is not spoilt by a loss that is not finite."""
+        """Whether to train: not paused, and the round is not spoilt by steps that were left out."""
         return not self._paused and not self.tally.spoilt
 
     def step(self) -> float:
-        """One inner step on the next batch; returns the loss in nats per token."""
+        """One inner step on the next batch; returns the loss in nats per token.
+
+        One that is not finite says that the step was left out: it is counted apart, and its tokens don't count.
+
+        Raises:
+            RestartWorker: starting over from the anchor did not help either.
+        """
         inner, clock = self.parts.kernels.inner, self.parts.clock
         begin_s = clock()
         tokens_BT = self.parts.corpus.batch(self._key, self.base_steps, inner.batch, inner.context)
         loss = self.trainer.step(tokens_BT, self._lr_scale)
         self.base_steps += 1
-        self.tally.add(inner.batch * inner.context, loss)
-        self.meter.add(inner.batch * inner.context, clock() - begin_s)
+        if math.isfinite(loss):
+            self.tally.add(inner.batch * inner.context, loss)
+            self.meter.add(inner.batch * inner.context, clock() - begin_s)
+            self.skipped.succeeded()
+        else:
+            self.meter.skip(clock() - begin_s)
+            self._left_out()
         return loss
+
+    def _left_out(self) -> None:
+        skipped, what = self.skipped, "a loss or a gradient that is not finite"
+        too_many = skipped.add()
+        if skipped.total == 1:
+            self.parts.emit(m.Failed("skip_round", f"a step had {what}: such steps are left out and don't count"))
+        if not too_many:
+            return
+        what = f"{SKIPPED_STEPS_TO_STOP} steps in a row had {what}"
+        if skipped.again:
+            raise RestartWorker(f"{what}, also after starting over from the swarm's model: the device may be faulty")
+        skipped.again = self.tally.spoilt = True
+        self.parts.emit(m.Failed("skip_round", f"{what}: nothing of this round is sent, training starts over after it"))
 
     def evaluate_a_little(self) -> None:
         """Give the held-out evaluation its share of the time."""

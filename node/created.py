@@ -66,6 +66,8 @@ def create_swarm(
         same = [swarm for swarm in mine if anonymous(swarm.spec) == anonymous(draft)]
         if same:
             return same[-1]
+        # over the same text rather than the newest
+        mine.sort(key=lambda swarm: swarm.spec.data.shards == draft.data.shards)
         notice = _why_new(mine[-1].spec, draft, options.files) if mine else ""
     owner = Identity.from_secret(secrets.token_bytes(SECRET_BYTES))
     spec = replace(draft, owner=owner.public)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 
 from tscale.node.bench.overhead import BareLoop, benched_spec
@@ -16,7 +17,8 @@ from tscale.node.specs import shipped_book_path
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input ends; Ctrl-C is the other process's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(int(sys.argv[1]))
     spec = benched_spec(float(sys.argv[2]))

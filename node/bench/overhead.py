@@ -197,12 +197,17 @@ async def _start_node(config: OverheadConfig, folder: Path) -> tuple[Node, async
     )
     node = Node(options, _Silent())
     task = asyncio.create_task(node.run())
-    async with asyncio.timeout(START_LIMIT_S):
-        while node.board is None or node.board.progress is None or node.board.progress.tokens == 0:
-            if task.done():
-                task.result()
-                raise SkipRound("the node stopped before it trained")
-            await asyncio.sleep(0.2)
+    try:
+        async with asyncio.timeout(START_LIMIT_S):
+            while node.board is None or node.board.progress is None or node.board.progress.tokens == 0:
+                if task.done():
+                    task.result()
+                    raise SkipRound("the node stopped before it trained")
+                await asyncio.sleep(0.2)
+    except BaseException:
+        node.on_signal(None)
+        await asyncio.gather(task, return_exceptions=True)  # it still uses its folder
+        raise
     return node, task
 
 

@@ -32,7 +32,8 @@ def run_command(argv: list[str]) -> int:
     """Run one command; what goes wrong is one line on stderr. Returns the exit code."""
     try:
         result = build_app()(args=argv, prog_name="tscale-node", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        code = result if isinstance(result, int) else 0
+        return code if code != EXIT_INTERRUPTED else _fail("interrupted", code)  # typer makes a code of Ctrl-C
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:

@@ -278,12 +278,15 @@ def test_unexpected_error_without_a_node_goes_to_the_users_log(
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt, asyncio.CancelledError])
-def test_interrupt_is_130(how: type[BaseException], daemon: FakeDaemon) -> None:
+def test_interrupt_is_130_and_one_line(
+    how: type[BaseException], daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupt(events: Any) -> int:
         raise how
 
     daemon.act = interrupt
     assert run_command(["join", "--swarm", "demo"]) == 130
+    assert one_line(capsys) == "tscale-node: interrupted\n"
 
 
 def test_ready_prints_the_link_on_its_own_line_and_announces_it_here(

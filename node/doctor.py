@@ -82,6 +82,8 @@ def run_doctor(options: DoctorOptions) -> Iterator[Verdict]:
             yield check()
         except TscaleError as error:
             yield Verdict(name, "fail", str(error), "follow the message")
+        except MemoryError:
+            yield Verdict(name, "fail", "there is not enough memory", "end other programs, or raise the limit (ulimit)")
         except OSError as error:
             seen = f"{type(error).__name__}: {error}"
             yield Verdict(name, "fail", seen, "check that the file or folder is there and that you may use it")

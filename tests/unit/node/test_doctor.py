@@ -152,7 +152,11 @@ def test_a_taken_port_and_a_check_that_breaks_are_failures_and_the_rest_goes_on(
     def broken() -> Verdict:
         raise RuntimeError("no library")
 
+    def short() -> Verdict:
+        raise MemoryError
+
     monkeypatch.setattr(doctor, "check_torch", broken)
+    monkeypatch.setattr(doctor, "check_codec", short)
     monkeypatch.setattr(doctor, "check_network", lambda host: Verdict("network", "ok", "stub"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -161,6 +165,7 @@ def test_a_taken_port_and_a_check_that_breaks_are_failures_and_the_rest_goes_on(
         verdicts = {item.check: item for item in run_doctor(DoctorOptions(tmp_path, "127.0.0.1", port))}
     assert verdicts["port"].level == "fail"
     assert str(port) in verdicts["port"].seen
+    assert (verdicts["codec"].level, verdicts["codec"].seen) == ("fail", "there is not enough memory")
     assert verdicts["torch"].level == "fail"
     assert "RuntimeError: no library" in verdicts["torch"].seen
     assert verdicts["network"].level == "ok"

@@ -189,13 +189,14 @@ def read_identity(path: Path) -> Identity:
         raise BadInput(f"{path} is not a file: an identity is the identity.key of a node") from error
     except OSError as error:
         raise BadInput(f"can't read the key file {path} ({error.strerror}): check its owner and mode") from error
+    try:
+        identity = parse_key_file(data)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}; moving the file away makes a new identity") from error
     if _POSIX and status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
         raise BadInput(f"others can read the key file (mode {mode:04o}): run  chmod 600 {_shell_quoted(path)}")
-    try:
-        return parse_key_file(data)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}; moving the file away makes a new identity") from error
+    return identity
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:

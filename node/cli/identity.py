@@ -75,7 +75,11 @@ def import_key(
         elif state.identity_key.exists():
             old = read_identity(state.identity_key)
             if old.public != identity.public:
-                raise BadInput(f"{state.path.name} has the key of {old.peer_id}: export it first, then add --replace")
+                name = shown_name(state.path.name)
+                raise BadInput(
+                    f"{name} has the key of {old.peer_id}: keep that with  tscale-node identity export --swarm {name} "
+                    "FILE , then add --replace"
+                )
         if not state.identity_key.exists():
             write_identity(state.identity_key, identity)
     _say("imported", identity.peer_id, state.identity_key, as_json)

@@ -232,7 +232,8 @@ def test_import_replaces_a_key_only_when_told_and_never_under_a_running_node(
     key.write_bytes(new.key_file())
     argv = ["identity", "import", "--swarm", SWARM, "--state-dir", str(base), str(key)]
     assert run_command(argv) == 2
-    assert old in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert old in told and f"tscale-node identity export --swarm {SWARM}-1 FILE , then add --replace" in told
     with lock(state):
         assert run_command([*argv, "--replace"]) == 3
     assert load_or_create_identity(state).peer_id == old
@@ -275,6 +276,17 @@ def test_key_file_with_wrong_contents_is_refused_and_changes_nothing(
     assert run_command(["identity", "import", "--swarm", SWARM, "--state-dir", str(base), str(key), "--replace"]) == 2
     assert str(key) in capsys.readouterr().err
     assert load_or_create_identity(state).peer_id == old
+
+
+def test_a_file_that_is_no_key_is_told_as_such_before_its_mode(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("It was a dark and stormy night.")
+    book.chmod(0o644)
+    assert run_command(["identity", "import", "--swarm", SWARM, "--state-dir", str(base), str(book)]) == 2
+    told = capsys.readouterr().err
+    assert str(book) in told and "chmod" not in told
 
 
 def test_key_file_that_others_can_read_is_refused(

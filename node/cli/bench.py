@@ -46,8 +46,8 @@ def codec(
     """Size and speed of the delta codec on one thread, beside torch.topk alone."""
     from tscale.node.bench.codec import run_codec_bench
 
-    if not 0.0 < density <= 1.0:
-        raise BadInput(f"--density is {density}, it must be above 0 and at most 1")
+    if not 1 / 4096 <= density <= 1.0:
+        raise BadInput(f"--density is {density}, it must be from 1/4096 (0.00025) to 1")
     _say(f"making a delta of {parameters:,} parameters, then measuring for about 10 s")
     _show(run_codec_bench(parameters=parameters, density=density), as_json)
 
@@ -55,7 +55,7 @@ def codec(
 def fold(
     parameters: Annotated[int, typer.Option("--parameters", min=1, help="The size of the model.")] = 125_000_000,
     contributions: Annotated[int, typer.Option("--contributions", min=1, help="How many are folded.")] = 16,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads that share the tensors.")] = 2,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=256, help="Threads that share the tensors.")] = 2,
     as_json: options.Json = False,
 ) -> None:
     """Time and memory of decoding a round's contributions and folding them into a model."""

@@ -111,6 +111,8 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["demo", "--nodes", "0"], "--nodes is 0"),
         (["demo", "--seed-value", str(1 << 63)], "--seed-value"),
         (["bench", "codec", "--density", "nan"], "--density is nan"),
+        (["bench", "codec", "--density", "1e-9"], "--density is 1e-09, it must be from 1/4096"),
+        (["bench", "fold", "--threads", "257"], "--threads"),
         (["create", "--name", "ours", "--data", "/dev/zero"], "/dev/zero is a device or a pipe"),
         (["join", "--swarm", "a" * 5000], "is not a swarm id"),
         (["join", "--swarm", "a" * 300 + "/b"], "can't read"),

@@ -41,6 +41,8 @@ def wanted_model(name: str, context: int | None) -> WantedModel:
         config, shape = PRESETS[name], StepShape(STEP_TOKENS // CONTEXT, CONTEXT)
     else:
         known = sorted({*PRESETS, *PRESET_NAMES})
+        if "/" in name or name.endswith(".bin"):
+            raise BadInput(f"a model is named, not given as a link or a file: choose one of {', '.join(known)}")
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
         raise BadInput(f"there is no model {name[:32]!r}: {hint}")

@@ -42,6 +42,9 @@ def test_what_does_not_fit_is_told_for_people_and_scripts_and_the_code_is_1(
     ("words", "message"),
     [
         (("--model", "9b"), "there is no model '9b'"),
+        (("--model", "tscale://ours-aa?seed=x"), "a model is named, not given as a link or a file: choose one of 1.5b"),
+        (("--model", "nano", "--peers", "10001"), "Invalid value for '--peers'"),
+        (("--model", "nano", "--upload", "20"), "--upload is a rate with its unit, like 20Mbit, not '20'"),
         (("--model", "nano", "--vram", "big"), "--vram is a size like 12GB or 24GiB, not 'big'"),
         (("--model", "nano", "--upload", "0"), "--upload is a rate like 20Mbit, not '0'"),
         (("--model", "nano", "--peers", "0"), "Invalid value for '--peers'"),

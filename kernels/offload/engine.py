@@ -64,6 +64,7 @@ class LayerEngine:
         self._layers = SlotPool(transfer, plan.slots, stage_numel)
         self._ends = SlotPool(transfer, 1, places.table_numel)
         self._gradient = transfer.buffer(max(stage_numel, places.table_numel))
+        self._table_gradient = self._gradient[: places.table_numel].view(places.table_shape)
         self._packed = [stage.packed(self._gradient) for stage in self._stages]
         self._leaves: dict[int, tuple[Pieces, Layers]] = {}
         self._needs: _StepNeeds | None = None
@@ -102,7 +103,7 @@ class LayerEngine:
             self._ends.begin(needs.ends)
             self._forward(run)
             head_VD = self._ends.take("head")[0]
-            loss = float(run.loss(leaf(head_VD, self._table_gradient()), len(self._stages)))
+            loss = float(run.loss(leaf(head_VD, self._table_gradient), len(self._stages)))
             skipped = self.skipped_updates
             if not (math.isfinite(loss) and self._finite(self._places.table_numel)):
                 self._layers.abandon()
@@ -113,7 +114,7 @@ class LayerEngine:
             self._update_table("head", flat, optimizer, rates, finite=True)
             for index in reversed(range(len(self._stages))):
                 self._backward(run, index, flat, optimizer, rates)
-            run.embed_backward(leaf(self._ends.take("embed")[0], self._table_gradient()))
+            run.embed_backward(leaf(self._ends.take("embed")[0], self._table_gradient))
             self._update_table("embed", flat, optimizer, rates, finite=self._finite(self._places.table_numel))
             return loss if self.skipped_updates == skipped else math.nan
         finally:
@@ -122,7 +123,7 @@ class LayerEngine:
             self._settle(optimizer, 0)
 
     def _forward(self, run: BatchRun) -> None:
-        run.embed(leaf(self._ends.take("embed")[0], self._table_gradient()))
+        run.embed(leaf(self._ends.take("embed")[0], self._table_gradient))
         self._ends.release("embed")
         for index in range(len(self._stages)):
             run.stage(index, self._leaves_of(index, self._layers.take(("weights", index))))
@@ -162,7 +163,7 @@ class LayerEngine:
             self._layers.release(need.key, leaving)
         leaving = None
         if finite:
-            leaving = self._transfer.to_host((weight,), (flat[self._places.tables[table]],))
+            leaving = self._transfer.to_host((table_VD,), self._ends.hosts(table))
             self._wrote((unit,), leaving, optimizer)
         self._ends.release(table, leaving)
 
@@ -189,9 +190,6 @@ class LayerEngine:
             self._transfer.finish(ticket)
             for unit in units:
                 optimizer.end_update(unit)
-
-    def _table_gradient(self) -> torch.Tensor:
-        return self._gradient[: self._places.table_numel].view(self._places.table_shape)
 
     def _leaves_of(self, index: int, weights: Pieces) -> Layers:
         """A stage's matrices by layer, to be differentiated into the gradient's buffer; the same for the same pieces.

@@ -185,6 +185,8 @@ class Trainer:
             _LOG.debug("checkpoint_saved note=%s", event.note)
         elif isinstance(event, Failed):
             _LOG.warning("worker_failed kind=%s message=%s", event.kind, event.message)
+            if event.kind == "skip_round":
+                self._hooks.on_notice(event.message)
             if event.kind == "device":
                 self._last_words = event.message
             if event.kind == "disk_full":

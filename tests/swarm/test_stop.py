@@ -148,7 +148,7 @@ def test_a_second_signal_ends_it_at_once(nodes: Nodes, watcher: NodeProcess) -> 
     watcher.signal(signal.SIGINT)
     nodes.wait_for(lambda: watcher.activity == "stopping", "the stop", watcher)
     assert end(watcher, signal.SIGINT) == 130
-    assert watcher.err == ""
+    assert watcher.err == "tscale-node: interrupted\n"
     assert private_folders(nodes, watcher) == []
 
 

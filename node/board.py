@@ -30,6 +30,7 @@ from tscale.protocol.status import (
 MAX_SHOWN_PEERS = 512
 MAX_SHOWN_STRANGERS = 8  # peers that this one was only told of: anybody can invent them
 RATE_WINDOW_S = 10.0
+SLOW_UPLINK = "the uplink is too slow to contribute: `tscale-node status` has the figures"
 
 
 def own_version() -> str:
@@ -217,7 +218,7 @@ class Board:
             return ("paused" if paused else "joining"), rounds.reason
         if rounds.others():
             late = self.machine.fetching.undelivered_bytes
-            return "training", "the uplink is too slow to contribute: see the warning" if late else ""
+            return "training", SLOW_UPLINK if late else ""
         return "alone", self._alone_reason()
 
     def _alone_reason(self) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tscale.node.demo_processes import Child, ChildGroup
 from tscale.node.demo_report import DemoFacts, DemoReport, build_report, measure_model, read_rounds
 from tscale.node.live import count_alive, plural, show_loss
+from tscale.node.netaddr import require_free_port
 from tscale.node.specs import demo_spec, shipped_book_path
 from tscale.protocol.errors import BadInput, RefuseFrame, StopNode
 from tscale.protocol.spec import SwarmSpec
@@ -28,6 +29,7 @@ JOIN_AT = 1 / 2
 SETTLE_ROUNDS = 2
 """How many rounds later a round is final for everybody: a fork lasts for one round."""
 SEED, DASHBOARD = "seed", "dashboard"
+LOOPBACK = "127.0.0.1"
 
 
 class DemoFailed(StopNode):
@@ -83,8 +85,11 @@ class Watch:
 def run_demo(options: DemoOptions, say: Callable[[str], None]) -> DemoReport:
     """Run the whole demo; `say` takes one line at a time. Everything it started has ended when this returns or raises.
 
-    Raises DemoFailed when a process ends early or the safety limit is reached before there is anything to judge.
+    Raises PortInUse for the dashboard's port, DemoFailed when a process ends early or the safety limit is reached
+    before there is anything to judge.
     """
+    if options.dashboard_port:
+        require_free_port(LOOPBACK, options.dashboard_port)
     folder = Path(tempfile.mkdtemp(prefix="tscale-demo-"))
     try:
         report = DemoRun(options, folder, say).run()
@@ -143,7 +148,7 @@ class DemoRun:
             "--state-dir",
             str(self._folder / name),
             "--host",
-            "127.0.0.1",
+            LOOPBACK,
             "--port",
             "0",
             "--name",
@@ -180,7 +185,7 @@ class DemoRun:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if port_file.exists() and (text := port_file.read_text().strip()):
-                return f"http://127.0.0.1:{int(text)}/"
+                return f"http://{LOOPBACK}:{int(text)}/"
             self._require_running(child)
             time.sleep(POLL_S)
         raise DemoFailed(f"the dashboard was not ready within {READY_TIMEOUT_S:.0f} s")

@@ -50,7 +50,9 @@ def claim_folder(stack: ExitStack, base: Path, swarm_id: str, numbered: bool) ->
         except StateInUse:
             continue
         if number == 1:
-            return Instance(state, None)
+            several = (base.expanduser() / f"{swarm_id}-2").is_dir()
+            said = f"several nodes of this swarm have run here: this one goes on in {state.path}"
+            return Instance(state, said if several else None)
         return Instance(state, f"another node of this swarm runs here: this one uses {state.path}")
     raise StateInUse(f"{MAX_INSTANCES} nodes of this swarm run on this machine already: stop one first")
 

@@ -66,8 +66,8 @@ def import_key(
     identity = read_identity(file)
     base, name = base_dir(state_dir, load_config()), folder_of(folder_name(swarm) or swarm)
     found = find_folders(base, folder_name(swarm))
+    _refuse_twin(identity, _only_one(swarm, found) if found else StateDir(base / name), base)
     state = _only_one(swarm, found) if found else open_state_dir(base, name)
-    _refuse_twin(identity, state, base)
     with ExitStack() as stack:
         stack.enter_context(lock(state))
         if replace:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tscale.node.demo import DemoFailed, DemoOptions, run_demo
+from tscale.protocol.errors import PortInUse
 
 pytestmark = pytest.mark.process
 
@@ -99,3 +102,10 @@ def test_ending_the_demo_ends_all_its_processes(number: signal.Signals, code: in
     process.stderr.close()
     if number is not signal.SIGKILL:
         assert [path for path in own_temp.iterdir() if path.name.startswith("tscale-demo-")] == []
+
+
+def test_a_busy_port_is_told_before_anything_is_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port} of 127.0.0.1 is in use"):
+            run_demo(replace(FAKES, dashboard_port=port), lambda line: None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.helpers.solo import Solo, other, peer_record
-from tscale.node.board import MAX_SHOWN_STRANGERS, Board, BoardConfig
+from tscale.node.board import MAX_SHOWN_STRANGERS, SLOW_UPLINK, Board, BoardConfig
 from tscale.node.transport.memory import MemoryNetwork, MemoryTransport
 from tscale.protocol.messages import Push
 from tscale.protocol.status import StatusSnapshot
@@ -31,6 +31,6 @@ def test_a_link_too_slow_for_the_rounds_is_named_with_its_figures() -> None:
     assert show(solo).warnings == () and show(solo).reason == ""
     solo.machine.fetching.undelivered_bytes = 18_000
     shown = show(solo)
-    assert (shown.activity, shown.reason) == ("training", "the uplink is too slow to contribute: see the warning")
+    assert (shown.activity, shown.reason) == ("training", SLOW_UPLINK)
     (line,) = shown.warnings
     assert "uplink of 2.0 kB/s" in line and "18.0 kB takes 12.0 s and has 6.0 s" in line

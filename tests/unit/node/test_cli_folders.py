@@ -254,6 +254,8 @@ def test_import_asks_which_of_several_nodes_and_gives_no_key_twice(
     assert run_command(["identity", "import", "--swarm", f"{SWARM}-2", *here]) == 2
     assert f"{SWARM}-1 has this key already" in capsys.readouterr().err
     assert not second.identity_key.exists()
+    assert run_command(["identity", "import", "--swarm", f"{SWARM}-3", *here]) == 2
+    assert not (base / f"{SWARM}-3").exists(), "a refused key leaves no folder that looks like a node's"
     assert run(capsys, "identity", "import", "--swarm", f"{SWARM}-1", *here)["file"] == str(first.identity_key)
 
 
@@ -307,10 +309,15 @@ def test_numbered_folders_are_claimed_in_order_and_a_free_one_again(base: Path) 
             assert second.state.path.name == f"{SWARM}-2"
             assert second.notice is not None
             assert str(second.state.path) in second.notice
+        with ExitStack() as other:
+            assert claim_folder(other, base / "other", SWARM, numbered=True).notice is None
         with ExitStack() as again:
             assert claim_folder(again, base, SWARM, numbered=True).state.path.name == f"{SWARM}-2"
         with ExitStack() as exact, pytest.raises(StateInUse):
             claim_folder(exact, base, SWARM, numbered=False)
+    with ExitStack() as alone:
+        notice = claim_folder(alone, base, SWARM, numbered=True).notice
+        assert notice is not None and notice.endswith(f"/{SWARM}"), "it may be another one than the person thinks"
 
 
 def test_folders_are_told_from_other_folders(base: Path) -> None:

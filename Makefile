@@ -78,6 +78,7 @@ bench-convergence-quick: $(STAMP)
 # stops and goes on where it was
 bench-convergence: $(STAMP)
 	$(BIN)/python -m tests.bench.convergence demo --page docs/results/convergence.md
+	$(BIN)/python -m tests.bench.convergence tiny-gates --page docs/results/convergence-0.9m.md
 	$(BIN)/python -m tests.bench.convergence tiny
 
 clean:

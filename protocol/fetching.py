@@ -28,7 +28,7 @@ from tscale.protocol.transfer import Ask, single_chunk_size_bytes
 from tscale.protocol.view import View
 
 PUSH_PEERS = 2
-PUSH_AFTER_GOSSIPS = 0.5  # who has not asked by then may not be able to dial the author, and is pushed it
+PUSH_AFTER_GOSSIPS = 0.5  # what few have asked for by then is pushed: nobody may be able to dial its author
 PUSH_ROUNDS = 1  # after its close, a contribution may still be in the manifest after the next
 MAX_GUESSES = 8  # wants in one go
 
@@ -193,7 +193,7 @@ class Fetching:
     # -- pushing ------------------------------------------------------------------------------------------------
 
     def push_blob(self, signed: SignedRecord[Announcement], hashes: tuple[bytes, ...]) -> None:
-        """See to it that an own contribution gets to a few peers that can't ask for it, chunk by chunk."""
+        """See to it that an own contribution gets to a few peers, chunk by chunk when they don't ask for it."""
         due_s = self.view.now + PUSH_AFTER_GOSSIPS * self.view.pace.gossip_s
         self._unpushed = _Unpushed(signed, b"".join(hashes), due_s)
 
@@ -207,14 +207,12 @@ class Fetching:
             unpushed.asked_by.add(peer)
 
     def _push_unasked(self, unpushed: _Unpushed) -> None:
-        """Whoever can reach this peer has asked by now, or has it from another. So that nobody can keep it from the
-        rest by asking first, it does not matter how many have."""
         self._unpushed = None
-        signed, view, root = unpushed.signed, self.view, unpushed.signed.record.blob.root
-        living = view.members.push_targets(view.dice, view.swarm_now, len(view.members.contacts))
-        lacking = (p for p in living if p not in unpushed.asked_by and not view.members.has_told(p, root))
-        for peer in islice(lacking, PUSH_PEERS):
-            if not view.holds(root) or not self._may_push(signed, 0):
+        signed, view = unpushed.signed, self.view
+        others = view.members.push_targets(view.dice, view.swarm_now, PUSH_PEERS + len(unpushed.asked_by))
+        others = [peer for peer in others if peer not in unpushed.asked_by]
+        for peer in others[: max(0, PUSH_PEERS - len(unpushed.asked_by))]:
+            if not self.view.holds(signed.record.blob.root) or not self._may_push(signed, 0):
                 return
             self._push_chunk(peer, signed, unpushed.hashes, 0)
 

@@ -217,12 +217,6 @@ class Membership:
             return False
         return self._is_fresh(contact, now)
 
-    def has_told(self, public: bytes, root: bytes) -> bool:
-        """Whether a peer has said that it can serve a blob."""
-        contact = self.contacts.get(public)
-        short = root[:8]
-        return contact is not None and any(contact.have[i : i + 8] == short for i in range(0, len(contact.have), 8))
-
     def push_targets(self, dice: Dice, now: float, count: int) -> list[bytes]:
         """Living peers that can be dialled, for eager pushes."""
         ready = [c.public for c in self.alive(now) if self.is_ready(c, now)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.helpers.chains import ALICE, BOB, CAROL, Signed, chain_of, joining, root_of, serve_blobs
 from tests.helpers.solo import (
     GENESIS,
     LENGTH_S,
@@ -11,7 +12,6 @@ from tests.helpers.solo import (
     T0,
     Solo,
     announce,
-    blob_of,
     manifest,
     other,
     snapshot_record,
@@ -20,58 +20,9 @@ from tests.helpers.solo import (
 from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
 from tscale.protocol.hashing import blob_ref, chunk_hashes, digest
-from tscale.protocol.identity import Identity
 from tscale.protocol.intake import MAX_OFFERS_PER_PEER
-from tscale.protocol.messages import BlobsReply, ChainReply, ChunkReply, GetBlobs, GetChain, GetChunk, Push
-from tscale.protocol.records import Manifest, SignedRecord, seal_record
-from tscale.protocol.sync import SIBLING_WAIT
-
-ALICE, BOB, CAROL = other(1), other(2), other(3)
-Signed = SignedRecord[Manifest]
-
-
-def chain_of(count: int, sealer: Identity = ALICE, tokens: int = 100) -> list[Signed]:
-    """Rounds 0 .. count-1, each with one contribution of its sealer."""
-    made: list[Signed] = []
-    parent = GENESIS
-    for round_ in range(count):
-        part = announce(sealer, round_, parent, tokens=tokens)
-        made.append(manifest(sealer, round_, [part], parent, before=tokens * round_))
-        parent = made[-1].digest
-    return made
-
-
-def root_of(signed: Signed) -> bytes:
-    return signed.contributions[0].record.blob.root
-
-
-def serve_blobs(solo: Solo, *authors: Identity) -> set[bytes]:
-    """Answer every request for contributions of these authors, until none is asked for; the roots that were fetched."""
-    data = {blob_ref(blob_of(who, r)).root: blob_of(who, r) for who in authors for r in range(60)}
-    got: set[bytes] = set()
-    while True:
-        asked = [pair for pair in solo.requests() if isinstance(pair[1], (GetChunk, GetBlobs))]
-        if not asked:
-            return got
-        for request, message in asked:
-            if isinstance(message, GetChunk):
-                found = [message.root] if message.root in data else []
-                if found:
-                    solo.reply(request, ChunkReply(message.root, 0), data[message.root])
-            else:
-                roots = [message.roots[i : i + 32] for i in range(0, len(message.roots), 32)]
-                found = [root for root in roots if root in data]
-                solo.reply(request, BlobsReply(b"".join(found)), b"".join(data[root] for root in found))
-            for root in found:
-                got.add(root)
-            for effect in solo.take(fx.VerifyBlob):
-                solo.feed(ev.BlobVerified(effect.claim, True, ""))
-
-
-def joining(rounds: float) -> Solo:
-    """A fresh trainer that met ALICE after this many rounds."""
-    return Solo().boot().at(T0 + LENGTH_S * rounds).meet(ALICE)
-
+from tscale.protocol.messages import ChainReply, ChunkReply, GetBlobs, GetChain, GetChunk, Push
+from tscale.protocol.records import seal_record
 
 # -- folding ----------------------------------------------------------------------------------------------------------
 
@@ -144,42 +95,6 @@ def test_a_fork_of_one_round_is_folded_from_the_state_before() -> None:
         (rival.digest, GENESIS),
         (behind.digest, rival.digest),
     ]
-
-
-def test_a_sibling_waits_a_moment_for_the_blobs_of_the_better_manifest() -> None:
-    """Else a joiner folds whichever of two is smaller, and is at a state of its own until the rest has come."""
-    for late, folded in ((0.4, False), (1.5, True)):
-        solo = joining(1.1).meet(BOB)
-        pair = [manifest(who, 0, [announce(who, 0)]) for who in (ALICE, BOB)]
-        for signed in pair:
-            solo.ask(ALICE, Push((signed.bytes,)))
-        better = solo.machine.sync.target().digest
-        worse = next(signed for signed in pair if signed.digest != better)
-        came = solo.now
-        serve_blobs(solo, ALICE if worse is pair[0] else BOB)
-        solo.at(came + late * SIBLING_WAIT * LENGTH_S)
-        assert [fold.manifest for fold in solo.take(fx.Fold)] == ([worse.digest] if folded else [])
-        if not folded:
-            serve_blobs(solo, ALICE, BOB)
-            assert solo.fold().manifest == better
-
-
-def test_while_claims_are_doubted_the_next_manifest_is_fetched_all_the_same() -> None:
-    """The peer stands where the living authors are. What they seal next must not wait for its blobs by chance."""
-    solo = joining(2.1)
-    (first,) = chain_of(1)
-    solo.ask(ALICE, Push((first.bytes,)))
-    serve_blobs(solo, ALICE)
-    solo.fold()
-    solo.ask(ALICE, Push((announce(ALICE, 1, first.digest).bytes,)))
-    serve_blobs(solo, ALICE)
-    sync = solo.machine.sync
-    sync.chase._doubt_until_s = solo.now + 100.0
-    second = manifest(ALICE, 1, [announce(BOB, 1, first.digest)], first.digest, before=100)
-    solo.ask(ALICE, Push((second.bytes,)))
-    assert sync.target() is sync.head
-    solo.at(solo.now + 1.0)
-    assert root_of(second) in {blob.root for blob in solo.machine.view.transfers.wants}
 
 
 def test_a_fold_that_shows_a_manifest_to_be_invalid_is_not_tried_again() -> None:

@@ -322,13 +322,16 @@ def gates(size: Variant, seeds: tuple[int, ...]) -> Question:
     swarm = _eight(size)
     dense, sixteenth = replace(DENSE_MULOCO, **swarm), replace(SIXTEENTH, **swarm)
     parallel = replace(DATA_PARALLEL, **swarm)
+    best = {"eta": 1.0, "mu": 0.5}
     variants = (
         replace(dense, name="8 x 2: dense float32, Nesterov 0.7/0.6"),
+        replace(dense, name="8 x 2: dense float32, Nesterov 1/0.5", **best),
         replace(parallel, name="8 x 2: data-parallel Muon"),
-        replace(BASE, name="8 x 2: 1/64, gain 3", densities=sparse(64, 3.0), **swarm),
         replace(dense, name="8 x 2: dense 2-bit, Nesterov 0.7/0.6", densities=DENSE2),
-        replace(sixteenth, name="8 x 2: 1/16, gain 2"),
-        replace(BASE, name="8 x 2: 1/32, gain 2", densities=sparse(32), **swarm),
+        replace(dense, name="8 x 2: dense 2-bit, Nesterov 1/0.5", densities=DENSE2, **best),
+        *(replace(sixteenth, name=f"8 x 2: 1/16, gain {g:g}", densities=sparse(16, g)) for g in (2.0, 2.5)),
+        *(replace(sixteenth, name=f"8 x 2: 1/32, gain {g:g}", densities=sparse(32, g)) for g in (2.0, 3.0)),
+        *(replace(sixteenth, name=f"8 x 2: 1/64, gain {g:g}", densities=sparse(64, g)) for g in (2.0, 3.0, 4.0, 5.0)),
         replace(ALONE, name="8 x 2: one peer alone, same time", **{**_eight(size, 1), "tokens": swarm["tokens"] // 8}),
     )
     return Question("Eight peers, 100 rounds", variants[0].name, variants, seeds)
@@ -353,8 +356,6 @@ def mishaps(size: Variant, seeds: tuple[int, ...]) -> tuple[Question, ...]:
         replace(dense, name="8 x 2: dense DiLoCo: AdamW, Nesterov 0.7/0.9", **{**adamw, "mu": 0.9}),
         replace(sparseloco, name="8 x 2: SparseLoCo's rule, 1/32, AdamW", **adamw),
         replace(sparseloco, name="8 x 2: SparseLoCo's rule, 1/32, inner Muon"),
-        replace(base, name="8 x 2: 1/64, gain 2", densities=sparse(64)),
-        replace(base, name="8 x 2: 1/64, gain 4", densities=sparse(64, 4.0)),
         replace(base, name="8 x 2: 1/64, gain 3, no error feedback", error_feedback=False),
         replace(dense, name="8 x 2: dense 2-bit, no error feedback", densities=DENSE2, error_feedback=False),
         replace(DATA_PARALLEL, name="8 x 2: data-parallel Muon, rates x 2", **{**swarm, **_rates(2)}),

@@ -84,7 +84,7 @@ def _numbers(snapshot: StatusSnapshot) -> Iterator[_Sample]:
 
 
 def _counters(snapshot: StatusSnapshot) -> Iterator[_Sample]:
-    training, transfer, credit = snapshot.training, snapshot.transfer, snapshot.credit
+    training, transfer, credit, screen = snapshot.training, snapshot.transfer, snapshot.credit, snapshot.screen
     yield _Sample("tscale_swarm_tokens_total", "Tokens the whole swarm has folded", training.tokens_total)
     yield _Sample("tscale_node_tokens_total", "Tokens this node has trained on", training.tokens_local)
     yield _Sample("tscale_steps_total", "Inner steps of this node", training.steps)
@@ -93,3 +93,6 @@ def _counters(snapshot: StatusSnapshot) -> Iterator[_Sample]:
     yield _Sample("tscale_credit_tokens_total", "Tokens of this node taken into manifests", credit.tokens_accepted)
     yield _Sample("tscale_contributions_total", "Contributions", credit.contributions_accepted, result="accepted")
     yield _Sample("tscale_contributions_total", "Contributions", credit.contributions_missed, result="missed")
+    about = "Contributions of anybody that this node's folds left out or made smaller"
+    yield _Sample("tscale_screened_total", about, screen.left_out, reason="against_the_others")
+    yield _Sample("tscale_screened_total", about, screen.shrunk, reason="too_large")

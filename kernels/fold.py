@@ -75,14 +75,13 @@ def fold_reference(
     anchor: np.ndarray, momentum: np.ndarray | None, parts: Sequence[FoldPart], layout: Layout, rule: OuterRule
 ) -> State:
     """`fold` in plain numpy: the definition, and what runs where numba is missing."""
-    opened = [FoldPart(_open(part, layout, "reference"), part.weight) for part in parts]
+    opened = open_parts(parts, layout, impl="reference")
     return _fold((anchor, momentum), opened, layout, rule, ("reference", FoldOptions()))
 
 
-def open_parts(parts: Sequence[FoldPart], layout: Layout, threads: int = 1) -> list[FoldPart]:
+def open_parts(parts: Sequence[FoldPart], layout: Layout, threads: int = 1, impl: str = "auto") -> list[FoldPart]:
     """The parts with their blobs checked and decoded. Raises CodecError."""
-    opened = _map(lambda part: FoldPart(_open(part, layout, "auto"), part.weight), parts, threads)
-    return list(opened)
+    return map_in_threads(lambda part: FoldPart(_open(part, layout, impl), part.weight), parts, threads)
 
 
 def _fold(
@@ -107,7 +106,7 @@ def _fold(
         new = (new_anchor[place],) if new_momentum is None else (new_anchor[place], new_momentum[place])
         fold_tensor(index, old, new)
 
-    _map(fold_one, range(len(layout.tensors)), options.threads)
+    map_in_threads(fold_one, range(len(layout.tensors)), options.threads)
     return new_anchor, new_momentum
 
 
@@ -124,7 +123,8 @@ def _tensor_fold(parts: Sequence[FoldPart], layout: Layout, rule: OuterRule, imp
     return fold_plainly
 
 
-def _map(call: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:
+def map_in_threads(call: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:
+    """`call` of every item, in their order."""
     if threads < 2 or len(items) < 2:
         return [call(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:

@@ -52,7 +52,7 @@ def _fold_plain(chunks: tuple, which: Sources, at: np.ndarray, arrays: tuple, et
         stop = start + some.sum()
         sum64 = buffer[: stop - start]
         sum64[:] = 0.0
-        add_chunks(sum64, begin + start, (first + block, some), which, at)
+        add_chunks(sum64, begin + start, (first + block, some), which, at, None)
         _plain(sum64, old[start:stop], new[start:stop], eta)
         start = stop
 
@@ -70,7 +70,7 @@ def _fold_nesterov(
         stop = start + some.sum()
         sum64 = buffer[: stop - start]
         sum64[:] = 0.0
-        add_chunks(sum64, begin + start, (first + block, some), which, at)
+        add_chunks(sum64, begin + start, (first + block, some), which, at, None)
         some_old, some_new = (old[0][start:stop], old[1][start:stop]), (new[0][start:stop], new[1][start:stop])
         _nesterov(sum64, some_old, some_new, rates[0], rates[1])
         start = stop

@@ -4,7 +4,7 @@ Legend: A anchor, e residual, w local parameters (trained in place), s the start
 
     begin    s = w = A - rho*e                                   (local residual, rho 1/2)
     close    delta = s - w;  e = beta*e + delta;  blob = encode(e), e keeps the rest;  s = w
-    fold     A' = A - eta*(g + mu*u) of the manifest's contributions
+    fold     A' = A - eta*(g + mu*u) of the manifest's contributions that pass the screen
     rebase   target = A' - rho*e;  w = target + (w - s);  s = target
 
 The last line is written so that a peer that has not moved since its close lands on the target to the bit.
@@ -14,14 +14,16 @@ trains, between two steps; each of them costs about as much as copying the weigh
 other thread.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tscale.kernels.codec import Rung, encode
 from tscale.kernels.feedback import accumulate
-from tscale.kernels.fold import FoldOptions, FoldPart, NewVector, OuterRule, fold, open_parts
+from tscale.kernels.fold import FoldOptions, NewVector, OuterRule, fold
 from tscale.kernels.layout import Layout
+from tscale.kernels.screen import Share, Verdict, screen
 
 _BLOCK_VALUES = 1 << 16
 """256 KiB: the three operands of a rebase stay in the second-level cache."""
@@ -112,27 +114,29 @@ class Replica:
         self.cut()
         return self.compress(rung)
 
-    def fold(self, parts: list[FoldPart], *, onto_parent: bool = False) -> None:
-        """Apply a manifest to the head, or, when a fork of one round is settled, to the head's parent.
+    def fold(self, shares: Sequence[Share], *, onto_parent: bool = False) -> tuple[Verdict, ...]:
+        """Screen a manifest's contributions and apply them to the head, or, when a fork of one round is settled, to
+        the head's parent. Returns what the screen found of each.
 
         The new state becomes the head and what it was built on becomes the parent. A fold onto the head lets the parent
         go before the new state is made, so that no more than two are held. On one of the errors below nothing has
         changed.
 
         Raises:
-            ValueError: there is no parent to fold onto.
+            ValueError: there is no parent to fold onto, or a share or a gain can't be one.
             CodecError: a blob is malformed.
             Exception: as `vectors` raises when there is no room for the new state; the parent is gone then.
         """
         base = self.parent if onto_parent else self.head
         if base is None:
             raise ValueError("the state before the head is not there any more")
-        opened = open_parts(parts, self.layout)
+        screened = screen(shares, self.layout)
         if not onto_parent:
             self.parent = None
         options = FoldOptions(new_vector=self.vectors.rounds)
-        anchor, momentum = fold(base.anchor, base.momentum, opened, self.layout, self.rule, options)
+        anchor, momentum = fold(base.anchor, base.momentum, screened.parts, self.layout, self.rule, options)
         self.head, self.parent = OuterState(anchor, momentum), base
+        return screened.verdicts
 
     def prepare_rebase(self) -> None:
         """Work out where the local parameters have to go; follow with `apply_rebase` before the next `cut`."""

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
+from tscale.node.screening import Screening
 from tscale.node.transport.base import Transport
 from tscale.node.worker.messages import Evaluated, Progress, Ready
 from tscale.protocol.chain import Link
@@ -86,8 +87,9 @@ class BoardConfig:
 class Board:
     """Collects what the parts say and renders it. Reading it changes nothing."""
 
-    def __init__(self, config: BoardConfig, machine: PeerMachine, transport: Transport) -> None:
+    def __init__(self, config: BoardConfig, machine: PeerMachine, transport: Transport, screening: Screening) -> None:
         self.config = config
+        self.screening = screening
         self.machine = machine
         self.transport = transport
         self.credits = Credits()
@@ -198,6 +200,7 @@ class Board:
             transfer=self._transfer(now_unix_s),
             model=ModelStatus(self.config.model_kind, self.config.parameters),
             credit=self._credit(),
+            screen=self.screening.status(),
             warnings=self._all_warnings(),
         )
 
@@ -328,7 +331,7 @@ class Board:
         )
 
     def _all_warnings(self) -> tuple[str, ...]:
-        found = (self._uplink_warning(), self.machine.view.clock.warning())
+        found = (self._uplink_warning(), self.machine.view.clock.warning(), self.screening.warning())
         return (*self.warnings, *(line for line in found if line))
 
     def _uplink_warning(self) -> str | None:

@@ -225,7 +225,7 @@ class Node:
         parts = DriverParts(machine, transport, store, self._records, self.state.rounds, *hooks)
         driver = self.driver = Driver(parts)
         board_config = BoardConfig(options.role, options.name, str(self.state.path), parameters, spec.model.kind)
-        board = self.board = Board(board_config, machine, transport)
+        board = self.board = Board(board_config, machine, transport, driver.screening)
         driver.on_dataset = lambda: self._start_worker(identity, store, driver, board)
         transport.set_handler(driver.answer)
         driver.feed(ev.Contacts((*known, *contacts_of_links(options.seeds))))

@@ -13,6 +13,7 @@ from typing import Any
 
 from tscale.node.blobs import BlobStore
 from tscale.node.recordfile import RecordFile
+from tscale.node.screening import Screening
 from tscale.node.trainer import Trainer
 from tscale.node.transport.base import Transport, TransportError
 from tscale.protocol import effects as fx
@@ -47,6 +48,7 @@ class Driver:
     def __init__(self, parts: DriverParts) -> None:
         self.machine = parts.machine
         self.parts = parts
+        self.screening = Screening(parts.machine, parts.on_notice)
         self.trainer: Trainer | None = None
         self.on_dataset: Callable[[], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,6 +60,7 @@ class Driver:
         self._run(self.machine.step(event, self.parts.now_unix_s()))
         if isinstance(event, ev.Folded):
             self._log_round(event)
+            self.screening.take(event)
 
     async def answer(self, peer: bytes, payload: bytes) -> bytes:
         """The transport's handler: answer a peer's request."""

@@ -284,11 +284,11 @@ class Trainer:
         self._hooks.feed(ev.BlobVerified(effect.claim, answer.ok, answer.reason))
 
     async def _fold(self, effect: fx.Fold) -> None:
-        paths = [self._find(root) for root, _ in effect.parts]
+        paths = [self._find(root) for root, _, _ in effect.parts]
         if any(path is None for path in paths):
             self._hooks.feed(ev.FoldFailed(effect.manifest, "a blob is not in the store any more", False))
             return
-        parts = [(str(path), weight) for path, (_, weight) in zip(paths, effect.parts, strict=True)]
+        parts = [(str(path), share, gain) for path, (_, share, gain) in zip(paths, effect.parts, strict=True)]
         command = Fold(effect.manifest, effect.parent, tuple(parts), effect.total_tokens, effect.round)
         try:
             folded = await self._worker().call(command, CALL_TIMEOUT_S)
@@ -298,7 +298,7 @@ class Trainer:
             self._hooks.feed(ev.FoldFailed(effect.manifest, str(error), False))
         else:
             _LOG.info("folded round=%d contributions=%d seconds=%.3f", effect.round, len(parts), folded.seconds)
-            self._hooks.feed(ev.Folded(folded.manifest, folded.state_digest))
+            self._hooks.feed(ev.Folded(folded.manifest, folded.state_digest, folded.left_out, folded.shrunk))
 
     async def _snapshot(self, effect: fx.WriteSnapshot) -> None:
         path = Path(self._config.scratch_dir) / f"snapshot-{effect.round}.bin"

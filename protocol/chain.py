@@ -55,10 +55,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Part:
-    """One contribution of a manifest with the weight the fold gives it."""
+    """One contribution of a manifest, its share (tokens * age factor) and its rung's gain.
+
+    Its weight is gain * share over the shares of all that the screen of the fold keeps.
+    """
 
     announcement: SignedRecord[Announcement]
-    weight: float
+    share: float
+    gain: float
 
 
 def genesis_digest(swarm_id: str) -> bytes:
@@ -190,20 +194,16 @@ class Chain:
         return None
 
     def parts(self, link: Link) -> tuple[Part, ...]:
-        """The contributions of a link with their weights: gain * tokens * age factor over the total, authors sorted."""
+        """The contributions of a link that have a share, authors sorted."""
         if link.signed is None or link.parent is None:
             return ()
-        shares: list[tuple[SignedRecord[Announcement], float]] = []
-        total = 0.0
+        found: list[Part] = []
         for part in link.signed.contributions:
             factor = 1.0 if part.record.base == link.signed.record.parent else self.spec.outer.age_factor
             share = float(part.record.tokens) * factor
-            shares.append((part, share))
-            total += share
-        if total <= 0.0:
-            return ()
-        rungs = self.spec.codec.rungs
-        return tuple(Part(p, rungs[p.record.rung].gain * (share / total)) for p, share in shares if share > 0.0)
+            if share > 0.0:
+                found.append(Part(part, share, self.spec.codec.rungs[part.record.rung].gain))
+        return tuple(found)
 
     def best(self, usable: Callable[[Link], bool] | None = None, top: Link | None = None) -> Link:
         """The head among the valid manifests for which `usable` holds, with all their ancestors up to `top`."""

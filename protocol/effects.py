@@ -85,13 +85,14 @@ class VerifyBlob:
 
 @dataclass(frozen=True)
 class Fold:
-    """Apply a manifest to the state after `parent`. Parts are (blob root, weight) in the order of the authors' keys."""
+    """Apply a manifest to the state after `parent`. Parts are (blob root, share, gain) in the order of the authors'
+    keys: see `chain.Part`."""
 
     manifest: bytes
     parent: bytes
     round: int
     total_tokens: int
-    parts: tuple[tuple[bytes, float], ...]
+    parts: tuple[tuple[bytes, float, float], ...]
 
 
 @dataclass(frozen=True)

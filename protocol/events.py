@@ -69,10 +69,13 @@ class BlobMissing:
 
 @dataclass(frozen=True)
 class Folded:
-    """The worker folded a manifest; `state` is the digest of the result."""
+    """The worker folded a manifest; `state` is the digest of the result. Which of its parts the screen left out or made
+    smaller, by their place, is for the person only."""
 
     manifest: bytes
     state: bytes
+    left_out: tuple[int, ...] = ()
+    shrunk: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

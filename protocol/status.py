@@ -13,7 +13,7 @@ from tscale.protocol.errors import RefuseFrame
 from tscale.protocol.fields import is_peer_name
 from tscale.protocol.schema import JSON, from_plain, to_plain
 
-STATUS_SCHEMA = 1
+STATUS_SCHEMA = 2
 MAX_STATUS_BYTES = 4 << 20
 MAX_HISTORY = 2000
 MAX_STATUS_PEERS = 4096
@@ -120,6 +120,14 @@ class CreditStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ScreenStatus:
+    """Contributions, of whom ever, that this node's folds left out or made smaller since it started."""
+
+    left_out: int
+    shrunk: int
+
+
+@dataclass(frozen=True, slots=True)
 class StatusSnapshot:
     """Everything a reader may know about a node at one moment. `reason` says why it does what it does."""
 
@@ -136,6 +144,7 @@ class StatusSnapshot:
     transfer: TransferStatus
     model: ModelStatus
     credit: CreditStatus
+    screen: ScreenStatus
     warnings: tuple[str, ...]
 
     def to_json(self) -> str:

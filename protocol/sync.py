@@ -317,7 +317,7 @@ class Sync:
         if parent is None or not all(self.view.has(p.announcement.record.blob) for p in parts):
             return False
         self.busy = link.digest
-        roots = tuple((p.announcement.record.blob.root, p.weight) for p in parts)
+        roots = tuple((p.announcement.record.blob.root, p.share, p.gain) for p in parts)
         self.view.emit(Fold(link.digest, parent.digest, link.round, link.total, roots))
         return True
 

@@ -69,6 +69,14 @@ class Decoded:
         negative = unpack_bits(streams.signs, part.first_value, part.values)
         return positions, np.where(negative, -values, values)
 
+    def signs(self, tensor_index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of one chunked tensor: int64 [N] positions that are sent, and the values' signs, float64 [N]."""
+        if self.exact is not None:
+            values = self.values(tensor_index)
+            return np.arange(len(values)), np.sign(values, dtype=np.float64)
+        positions, values = self.sparse(tensor_index)
+        return positions, np.sign(values, dtype=np.float64)
+
     def values(self, tensor_index: int) -> np.ndarray:
         """One tensor as flat float32 [numel]. May be read-only."""
         if self.exact is not None:
@@ -99,11 +107,32 @@ class Decoded:
     def _tensor_rms(self, tensor_index: int) -> float:
         numel = self.layout.tensors[tensor_index].numel
         if self.exact is None and tensor_index in self.slots:
-            sent_of_code = np.bincount(self._codes(self.parts[self.slots[tensor_index]]), minlength=CODES)
-            steps = [int(np.ldexp(np.float64(magnitude), SCALE_BITS)) for magnitude in magnitude_table()]
-            total = sum(int(sent) * step * step for sent, step in zip(sent_of_code, steps, strict=True))
-            return sqrt(total / (numel << (2 * SCALE_BITS)))
-        return sqrt(sequential_sum(np.square(self.values(tensor_index), dtype=np.float64)) / numel)
+            return sqrt(_square_steps(self._sent_of_code(tensor_index)) / (numel << (2 * SCALE_BITS)))
+        return sqrt(self._plain_sum(tensor_index) / numel)
+
+    def sum_of_squares(self) -> float:
+        """Of all sent values, the same bits on every machine."""
+        coded = set() if self.exact is not None else set(self.plan.chunked)
+        sent_of_code = np.zeros(CODES)
+        for index in coded:
+            sent_of_code += self._sent_of_code(index)
+        total = _square_steps(sent_of_code) / (1 << (2 * SCALE_BITS))
+        for index in range(len(self.layout.tensors)):
+            total += 0.0 if index in coded else self._plain_sum(index)
+        return total
+
+    def _plain_sum(self, tensor_index: int) -> float:
+        return sequential_sum(np.square(self.values(tensor_index), dtype=np.float64))
+
+    def _sent_of_code(self, tensor_index: int) -> np.ndarray:
+        """How many values of a two-bit tensor are sent with each magnitude: whole numbers in float64 [CODES]."""
+        part, streams = self.parts[self.slots[tensor_index]], self._streams()
+        counts_C = streams.counts_C[part.chunks].astype(np.int64)
+        sends_C, high_C = counts_C > 0, np.zeros_like(counts_C)
+        upper = unpack_bits(streams.uppers, part.first_value, part.values)
+        high_C[sends_C] = np.add.reduceat(upper, (np.cumsum(counts_C) - counts_C)[sends_C], dtype=np.int64)
+        low_code_C, high_code_C = streams.codes_C2[part.chunks].T
+        return np.bincount(low_code_C, counts_C - high_C, CODES) + np.bincount(high_code_C, high_C, CODES)
 
     def sends_zero(self) -> bool:
         """Whether a value is sent with magnitude zero. A look at the chunks settles it for every honest blob."""
@@ -165,6 +194,12 @@ def _find_places(
     if np.any(np.bincount(positions // CHUNK, minlength=len(counts)) != counts):
         raise CodecError("a chunk's count and its mask differ")
     return positions, numel
+
+
+def _square_steps(sent_of_code: np.ndarray) -> int:
+    """Sum of squares of values that are sent with each magnitude so often, in units of 4^-SCALE_BITS, exact."""
+    steps = [int(np.ldexp(np.float64(magnitude), SCALE_BITS)) for magnitude in magnitude_table()]
+    return sum(int(sent) * step * step for sent, step in zip(sent_of_code, steps, strict=True))
 
 
 def verify(blob: bytes, layout: Layout, max_rms: float, rung_allowed: Rung | Iterable[Rung] | None = None) -> None:

@@ -1,7 +1,8 @@
 """Adding contributions' values to a sum straight from their streams, in numba: no list of positions, any run of chunks.
 
-The same bits as `Decoded.add_to`: weight * value is rounded, then added. All contributions of a fold are handed over in
-one call, whose arguments are of one type however many they are: their arrays go by address. A call for each
+The same bits as `Decoded.add_to`: weight * value is rounded, then added. The same walk adds votes (a share with the
+sign of each value), and then counts what each contribution says of the others'. All contributions of a fold are handed
+over in one call, whose arguments are of one type however many they are: their arrays go by address. A call for each
 contribution and block took as long as the adding, and threads waited for each other's turn to make it. Importing this
 module needs numba.
 """
@@ -18,7 +19,7 @@ from tscale.kernels.codec.decode import Decoded
 from tscale.kernels.codec.magnitudes import magnitude_table
 from tscale.kernels.codec.streams import ESCAPE
 
-GAPS, MASK, EXACT = range(3)
+GAPS, MASK, EXACT, EXACT_SIGNS = range(4)
 
 
 class Sources(NamedTuple):
@@ -33,6 +34,7 @@ class Sources(NamedTuple):
 class Coded(NamedTuple):
     """The streams of one contribution."""
 
+    number: int  # of the contribution
     counts: np.ndarray  # uint16 [C]
     lows: np.ndarray  # uint8 [C], code of the lower magnitude
     highs: np.ndarray  # uint8 [C]
@@ -59,6 +61,14 @@ def sources(weighted: Sequence[tuple[Decoded, float]]) -> Sources:
             if not array.flags.c_contiguous:
                 raise ValueError("a stream has gaps in memory")
             made.addresses[number, place], made.sizes[number, place] = array.ctypes.data, array.size
+    return made
+
+
+def vote_sources(weighted: Sequence[tuple[Decoded, float]]) -> Sources:
+    """Checked contributions and their shares: each value counts as its sign times the share."""
+    made = sources(weighted)
+    made.kinds[made.kinds == EXACT] = EXACT_SIGNS
+    made.magnitudes[:] = np.array([share for _, share in weighted])[:, None]
     return made
 
 
@@ -95,34 +105,43 @@ def _bytes(which: Sources, number: int, place: int) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def add_chunks(sum64: np.ndarray, start: int, chunks: tuple, which: Sources, at: np.ndarray) -> None:
+def add_chunks(
+    sum64: np.ndarray, start: int, chunks: tuple, which: Sources, at: np.ndarray, counts: np.ndarray | None
+) -> None:
     """Add a run of chunks of every contribution to `sum64`, in order.
 
     `chunks` are the number of the first one and the lengths of all of them, `start` is where they begin in the flat
-    vector; `at` are the contributions' cursors, moved on.
+    vector; `at` are the contributions' cursors, moved on. With `counts` (int64 [A, 2]) nothing is added: `sum64` has
+    the votes of all, and how many of each contribution's are for and against the others' is added to `counts`.
     """
     first, lengths = chunks
     for number in range(len(which.kinds)):
         magnitudes = which.magnitudes[number]
-        if which.kinds[number] == EXACT:
+        if which.kinds[number] >= EXACT:
             values = carray(_pointer(which.addresses[number, 0]), (which.sizes[number, 0],), np.float32)
-            _add_values(sum64, values[start : start + len(sum64)], magnitudes[0])
+            some = values[start : start + len(sum64)]
+            if which.kinds[number] == EXACT:
+                _add_values(sum64, some, magnitudes[0])
+            else:
+                _add_signs(sum64, some, magnitudes[0], number, counts)
             continue
-        counts = carray(_pointer(which.addresses[number, 0]), (which.sizes[number, 0],), np.uint16)
+        sent = carray(_pointer(which.addresses[number, 0]), (which.sizes[number, 0],), np.uint16)
         lows, highs = _bytes(which, number, 1), _bytes(which, number, 2)
         places, signs, uppers = _bytes(which, number, 3), _bytes(which, number, 4), _bytes(which, number, 5)
-        coded = Coded(counts[first:], lows[first:], highs[first:], places, signs, uppers, magnitudes)
+        coded = Coded(number, sent[first:], lows[first:], highs[first:], places, signs, uppers, magnitudes)
         if which.kinds[number] == MASK:
-            _add_masked(sum64, lengths, coded, at[number])
+            _add_masked(sum64, lengths, coded, at[number], counts)
         else:
-            _add_gaps(sum64, lengths, coded, at[number])
+            _add_gaps(sum64, lengths, coded, at[number], counts)
 
 
 @njit(cache=True, nogil=True)
-def _add_gaps(sum64: np.ndarray, lengths: np.ndarray, coded: Coded, cursor: np.ndarray) -> None:
-    """Add chunks of these lengths; `cursor` is the next value and gap byte."""
+def _add_gaps(
+    sum64: np.ndarray, lengths: np.ndarray, coded: Coded, cursor: np.ndarray, counts: np.ndarray | None
+) -> None:
+    """Add chunks of these lengths, or count for and against; `cursor` is the next value and gap byte."""
     value, place = cursor[0], cursor[1]
-    start = 0
+    start = agree = against = 0
     for c in range(len(lengths)):
         low, high = coded.magnitudes[coded.lows[c]], coded.magnitudes[coded.highs[c]]
         position = start - 1
@@ -134,27 +153,47 @@ def _add_gaps(sum64: np.ndarray, lengths: np.ndarray, coded: Coded, cursor: np.n
             position += coded.places[place]
             place += 1
             sent = high if (coded.uppers[value >> 3] >> (value & 7)) & 1 else low
-            sum64[position] += -sent if (coded.signs[value >> 3] >> (value & 7)) & 1 else sent
+            signed = -sent if (coded.signs[value >> 3] >> (value & 7)) & 1 else sent
+            if counts is None:
+                sum64[position] += signed
+            else:
+                side = (sum64[position] - signed) * signed
+                agree += side > 0.0
+                against += side < 0.0
             value += 1
         start += lengths[c]
     cursor[0], cursor[1] = value, place
+    if counts is not None:
+        counts[coded.number, 0] += agree
+        counts[coded.number, 1] += against
 
 
 @njit(cache=True, nogil=True)
-def _add_masked(sum64: np.ndarray, lengths: np.ndarray, coded: Coded, cursor: np.ndarray) -> None:
+def _add_masked(
+    sum64: np.ndarray, lengths: np.ndarray, coded: Coded, cursor: np.ndarray, counts: np.ndarray | None
+) -> None:
     """`_add_gaps` where places are a mask: the cursor's second entry is the next mask bit."""
     value, bit = cursor[0], cursor[1]
-    start = 0
+    start = agree = against = 0
     for c in range(len(lengths)):
         low, high = coded.magnitudes[coded.lows[c]], coded.magnitudes[coded.highs[c]]
         for position in range(start, start + lengths[c]):
             if (coded.places[bit >> 3] >> (bit & 7)) & 1:
                 sent = high if (coded.uppers[value >> 3] >> (value & 7)) & 1 else low
-                sum64[position] += -sent if (coded.signs[value >> 3] >> (value & 7)) & 1 else sent
+                signed = -sent if (coded.signs[value >> 3] >> (value & 7)) & 1 else sent
+                if counts is None:
+                    sum64[position] += signed
+                else:
+                    side = (sum64[position] - signed) * signed
+                    agree += side > 0.0
+                    against += side < 0.0
                 value += 1
             bit += 1
         start += lengths[c]
     cursor[0], cursor[1] = value, bit
+    if counts is not None:
+        counts[coded.number, 0] += agree
+        counts[coded.number, 1] += against
 
 
 @njit(cache=True, nogil=True)
@@ -163,3 +202,16 @@ def _add_values(sum64: np.ndarray, values: np.ndarray, weight: float) -> None:
     for i in range(len(sum64)):
         product = weight * np.float64(values[i])
         sum64[i] += product
+
+
+@njit(cache=True, nogil=True)
+def _add_signs(sum64: np.ndarray, values: np.ndarray, share: float, number: int, counts: np.ndarray | None) -> None:
+    """`sum64 += share * sign(values)`, or count for and against."""
+    for i in range(len(sum64)):
+        signed = share * np.sign(np.float64(values[i]))
+        if counts is None:
+            sum64[i] += signed
+        else:
+            side = (sum64[i] - signed) * signed
+            counts[number, 0] += side > 0.0
+            counts[number, 1] += side < 0.0

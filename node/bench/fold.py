@@ -1,15 +1,17 @@
-"""How long it takes to open the contributions of a round and fold them into a large model, and in how much memory."""
+"""How long it takes to open, screen and fold the contributions of a round for a large model, and in how much memory."""
 
 import time
 import tracemalloc
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from tscale.kernels.codec import Rung, encode
-from tscale.kernels.fold import FoldOptions, FoldPart, OuterRule, fold, open_parts, warm_up
+from tscale.kernels.fold import FoldOptions, FoldPart, OuterRule, fold, open_parts
 from tscale.kernels.layout import Layout, TensorSpec
+from tscale.kernels.screen import Share, screen, warm_up
 from tscale.node.bench.room import require_memory
 from tscale.protocol.errors import BadInput
 
@@ -22,7 +24,7 @@ SEED = 1
 def run_fold_bench(
     parameters: int = 125_000_000, contributions: int = 16, threads: int = 2, repeats: int = 3
 ) -> dict[str, Any]:
-    """Decodes and folds `contributions` at 1/64 density into a model of about `parameters` in equal matrices.
+    """Decodes, screens and folds `contributions` at 1/64 density into a model of about `parameters` in equal matrices.
 
     The contributions are of normally distributed values: positions are as hard to code as they can be. `seconds` is the
     median of `repeats`. The peak is that of numpy's and Python's memory, measured in one more fold; `peak_over_state`
@@ -34,22 +36,23 @@ def run_fold_bench(
     layout = _layout(parameters)
     anchor = np.random.default_rng(SEED).standard_normal(layout.numel, np.float32)
     blobs = [_blob(anchor, layout, number) for number in range(min(DISTINCT, contributions))]
-    parts = [FoldPart(blobs[i % len(blobs)], 1.0 / contributions) for i in range(contributions)]
+    shares = [Share(blobs[i % len(blobs)], 1.0 + i, 1.0) for i in range(contributions)]
     warm_up()
-    times = [_one_fold(anchor, parts, layout, threads) for _ in range(repeats)]
+    times = [_one_fold(anchor, shares, layout, threads) for _ in range(repeats)]
     tracemalloc.start()
-    _one_fold(anchor, parts, layout, threads)
+    _one_fold(anchor, shares, layout, threads)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    blob_bytes = sum(len(part.blob) for part in parts if isinstance(part.blob, bytes))
-    decode_s, fold_s = (median(column) for column in zip(*times, strict=True))
+    blob_bytes = sum(len(share.blob) for share in shares if isinstance(share.blob, bytes))
+    decode_s, screen_s, fold_s = (median(column) for column in zip(*times, strict=True))
     return {
         "parameters": layout.numel,
         "contributions": contributions,
         "threads": threads,
         "decode_s": decode_s,
+        "screen_s": screen_s,
         "fold_s": fold_s,
-        "seconds": median(sum(pair) for pair in times),
+        "seconds": median(sum(turn) for turn in times),
         "blob_bytes": blob_bytes,
         "state_bytes": anchor.nbytes,
         "tensor_bytes": 4 * layout.tensors[0].numel,
@@ -67,10 +70,13 @@ def _blob(values: np.ndarray, layout: Layout, number: int) -> bytes:
     return encode(np.roll(values, 1_000_003 * number), layout, Rung(64))
 
 
-def _one_fold(anchor: np.ndarray, parts: list[FoldPart], layout: Layout, threads: int) -> tuple[float, float]:
-    """Seconds of decoding and of folding."""
+def _one_fold(anchor: np.ndarray, shares: list[Share], layout: Layout, threads: int) -> tuple[float, float, float]:
+    """Seconds of decoding, of screening and of folding."""
     begin_s = time.perf_counter()
-    opened = open_parts(parts, layout, threads)
+    blobs = open_parts([FoldPart(share.blob, share.gain) for share in shares], layout, threads)
     opened_s = time.perf_counter()
-    fold(anchor, None, opened, layout, OuterRule(1.0, 0.0), FoldOptions(threads))
-    return opened_s - begin_s, time.perf_counter() - opened_s
+    opened = [replace(share, blob=part.blob) for share, part in zip(shares, blobs, strict=True)]
+    parts = screen(opened, layout, threads).parts
+    screened_s = time.perf_counter()
+    fold(anchor, None, parts, layout, OuterRule(1.0, 0.0), FoldOptions(threads))
+    return opened_s - begin_s, screened_s - opened_s, time.perf_counter() - screened_s

@@ -49,8 +49,9 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         # fold
         "contributions": "of a round",
         "decode_s": "opening all contributions",
+        "screen_s": "comparing them with each other",
         "fold_s": "adding them to the model",
-        "seconds": "both",
+        "seconds": "all three",
         "state_bytes": "the model in float32",
         "tensor_bytes": "its largest tensor",
         "peak_bytes": "memory at the highest point",

@@ -85,11 +85,14 @@ class Verified:
 
 @dataclass(frozen=True)
 class Folded:
-    """The state after a manifest. `seconds` is the whole command, decoding included."""
+    """The state after a manifest. `seconds` is the whole command, decoding included. `left_out` and `shrunk` are the
+    places of the parts that the screen left out (they go against the others) or made smaller (they are too large)."""
 
     manifest: bytes
     state_digest: bytes
     seconds: float
+    left_out: tuple[int, ...] = ()
+    shrunk: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,12 +174,13 @@ class Verify(Command[Verified]):
 class Fold(Command[Folded]):
     """Apply a manifest to the state after `parent` (the head, or its parent: a fork of one round).
 
-    `parts` are (path, weight) in the manifest's order; `total_tokens` is cumulative, this manifest included.
+    `parts` are (path, share, gain) in the manifest's order, a share being tokens * age factor; `total_tokens` is
+    cumulative, this manifest included.
     """
 
     manifest: bytes
     parent: bytes
-    parts: tuple[tuple[str, float], ...]
+    parts: tuple[tuple[str, float, float], ...]
     total_tokens: int
     round: int
 

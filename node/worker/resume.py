@@ -13,12 +13,13 @@ import torch
 from tscale.kernels.block import Product
 from tscale.kernels.codec import decode, encode
 from tscale.kernels.digest import state_digest
-from tscale.kernels.fold import FoldPart, fold
+from tscale.kernels.fold import fold
 from tscale.kernels.init import init_state
 from tscale.kernels.layout import Layout, TensorSpec
 from tscale.kernels.precision.capabilities import Capabilities
 from tscale.kernels.precision.selftest import Precision, choose
 from tscale.kernels.replica import OuterState, Replica
+from tscale.kernels.screen import THREE, Share, screen
 from tscale.node.checkpoint import load_checkpoint, save_checkpoint
 from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker.kernel_config import KernelConfig, kernel_config
@@ -121,7 +122,7 @@ def read_shards(spec: SwarmSpec, paths: tuple[str, ...]) -> bytes | np.memmap:
 
 
 def warm_up(kernels: KernelConfig) -> None:
-    """Compile the codec and the fold on a small tensor now, not in the first round, where it would stop training."""
+    """Compile codec, screen and fold on a small tensor now, not in the first round, where it would stop training."""
     layout = Layout((TensorSpec("large", (3, 4096), "matrix"), TensorSpec("small", (8,), "small")))
     anchor = np.zeros(layout.numel, np.float32)
     momentum = None if kernels.rule.mu == 0 else np.zeros_like(anchor)
@@ -129,7 +130,8 @@ def warm_up(kernels: KernelConfig) -> None:
         residual = np.linspace(-1, 1, layout.numel, dtype=np.float32)
         blob = encode(residual, layout, rung)
         decode(blob, layout, rung).rms()
-        fold(anchor, momentum, [FoldPart(blob, 1.0)], layout, kernels.rule)
+        parts = screen([Share(blob, 1.0, 1.0)] * THREE, layout).parts
+        fold(anchor, momentum, parts, layout, kernels.rule)
 
 
 def save_session(session: Session) -> str:

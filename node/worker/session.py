@@ -16,9 +16,9 @@ import numpy as np
 
 from tscale.kernels.codec import CodecError, verify
 from tscale.kernels.digest import state_digest
-from tscale.kernels.fold import FoldPart
 from tscale.kernels.inner import lr_scale
 from tscale.kernels.replica import Diverged, OuterState, Replica
+from tscale.kernels.screen import Share
 from tscale.node.checkpoint import NewArray
 from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker import messages as m
@@ -256,12 +256,12 @@ class Session:
         held = self.parent if self.replica.parent is not None else None
         if onto_parent and (held is None or command.parent != held.manifest):
             raise SkipRound(f"the state after {command.parent.hex()[:12]} is not here: load a snapshot")
-        if any(not math.isfinite(weight) or weight < 0 for _, weight in command.parts):
-            raise RefuseFrame("a weight is not a number of zero or more")
+        if not all(0 < share < math.inf and 0 <= gain < math.inf for _, share, gain in command.parts):
+            raise RefuseFrame("a share is not a number above zero, or a gain is not a number of zero or more")
         cap_bytes = max(self.parts.spec.caps.max_blob_bytes, 2 * self.state_bytes + (1 << 20))
         try:
-            parts = [FoldPart(read_blob(path, cap_bytes), weight) for path, weight in command.parts]
-            self.replica.fold(parts, onto_parent=onto_parent)
+            shares = [Share(read_blob(path, cap_bytes), share, gain) for path, share, gain in command.parts]
+            verdicts = self.replica.fold(shares, onto_parent=onto_parent)
         except CodecError as error:
             raise RefuseFrame(f"a contribution can't be folded: {error}") from error
         base = Base(command.manifest, command.round, command.total_tokens, b"")
@@ -271,7 +271,9 @@ class Session:
             self.parent = self.head
         self.head = replace(base, state=self._digest(self.replica.head))
         self._folds_unsaved += 1
-        return m.Folded(command.manifest, self.head.state, self.parts.clock() - begin_s)
+        left_out = tuple(place for place, verdict in enumerate(verdicts) if verdict.is_left_out)
+        shrunk = tuple(place for place, verdict in enumerate(verdicts) if verdict.is_shrunk)
+        return m.Folded(command.manifest, self.head.state, self.parts.clock() - begin_s, left_out, shrunk)
 
     def _write_snapshot(self, command: m.WriteSnapshot) -> m.SnapshotWritten:
         state, base = self.replica.head, self.head

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from tscale.kernels.codec import Decoded, Rung, decode
-from tscale.kernels.fold import FoldPart
 from tscale.kernels.init import init_state
 from tscale.kernels.inner import InnerTrainer, lr_scale
 from tscale.kernels.replica import Replica
+from tscale.kernels.screen import Share
 from tscale.node.data.corpus import ByteCorpus, shipped_book
 from tscale.node.worker.kernel_config import kernel_config
 from tscale.protocol.hashing import blob_ref
@@ -90,7 +90,7 @@ def contributions(name: str, kept_per_chunk: int, rounds: int, steps: int) -> li
             tokens = corpus.batch(bytes(32), step, kernels.inner.batch, kernels.inner.context)
             trainer.step(tokens, lr_scale(kernels.inner, step * tokens.shape[0] * (tokens.shape[1] - 1)))
         blob = peer.close(rung)
-        peer.fold([FoldPart(blob, GAIN)])
+        peer.fold([Share(blob, 1.0, GAIN)])
         peer.rebase()
         made.append((blob, decode(blob, kernels.layout)))
     return made

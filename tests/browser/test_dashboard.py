@@ -196,7 +196,7 @@ def test_no_address_of_anyone_is_on_the_page(swarm: Swarm, page: Any) -> None:
 def test_a_missing_then_broken_then_old_then_good_status(swarm: Swarm, page: Any) -> None:
     page.goto(swarm.start())
     expect(page.locator("h1")).to_have_text("Waiting for a node")
-    swarm.write_bytes(b'{"schema": 1, "upda')
+    swarm.write_bytes(b'{"schema": 2, "upda')
     expect(page.locator("#problem")).to_contain_text("The status file can't be used: the status is not JSON")
     swarm.write(age_s=12.0)
     expect(page.locator("#problem")).to_have_text(

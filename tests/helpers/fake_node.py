@@ -31,6 +31,7 @@ from tscale.protocol.status import (
     ModelStatus,
     NodeStatus,
     RoundStatus,
+    ScreenStatus,
     StatusSnapshot,
     TrainingStatus,
     TransferStatus,
@@ -76,6 +77,7 @@ class FakeNode:
             transfer=TransferStatus(0, 0, 0.0, 0.0, 1000, 0.5, "1/16"),
             model=ModelStatus("tscale", 16_000),
             credit=CreditStatus(0, 0, 0, ""),
+            screen=ScreenStatus(0, 0),
             warnings=(),
         )
 

@@ -25,6 +25,7 @@ from tscale.protocol.status import (
     NodeStatus,
     PeerStatus,
     RoundStatus,
+    ScreenStatus,
     StatusSnapshot,
     TrainingStatus,
     TransferStatus,
@@ -128,7 +129,7 @@ def sample_status() -> StatusSnapshot:
     )
     history = (LossPoint(0, 0, None, 5.5), LossPoint(7, 100_000, 2.5, None))
     return StatusSnapshot(
-        schema=1,
+        schema=2,
         updated_unix_s=T0_UNIX_S + 15.5,
         swarm_id=sample_spec().swarm_id,
         swarm_name="ours",
@@ -143,5 +144,6 @@ def sample_status() -> StatusSnapshot:
         transfer=TransferStatus(17_000, 34_000, 8_500.0, 17_000.0, 17_000, 0.151, "1/64"),
         model=ModelStatus("tscale", 900_000),
         credit=CreditStatus(8192, 1, 0, ""),
+        screen=ScreenStatus(0, 0),
         warnings=(),
     )

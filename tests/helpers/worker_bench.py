@@ -44,7 +44,9 @@ class Bench:
         return self.session.handle(m.Close(r, base, rung))
 
     def fold(self, r: int, parent: bytes, *parts: tuple[str, float], tokens: int = 0) -> m.Folded:
-        return self.session.handle(m.Fold(manifest(r), parent, parts, tokens, r))
+        """Of (path, weight), each with the same share."""
+        shares = tuple((path, 1.0, weight * len(parts)) for path, weight in parts)
+        return self.session.handle(m.Fold(manifest(r), parent, shares, tokens, r))
 
     def digests(self) -> tuple[bytes, ...]:
         replica = self.session.replica

@@ -10,9 +10,10 @@ import numpy as np
 
 from tscale.kernels.codec import CodecError, Rung, decode
 from tscale.kernels.digest import state_digest
-from tscale.kernels.fold import FoldPart, OuterRule
+from tscale.kernels.fold import OuterRule
 from tscale.kernels.layout import Layout, TensorSpec
 from tscale.kernels.replica import OuterState, Replica
+from tscale.kernels.screen import Share
 from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
 from tscale.protocol.chain import genesis_digest
@@ -167,12 +168,12 @@ class SimWorker:
         if known is not None and self.rng.random() >= SPOT_CHECKS:
             self.replica.head, self.replica.parent = known[0], base
         else:
-            blobs = [(root, self.store.read_blob(root), weight) for root, weight in effect.parts]
-            missing = [root for root, blob, _ in blobs if blob is None]
+            blobs = [(root, self.store.read_blob(root), share, gain) for root, share, gain in effect.parts]
+            missing = [root for root, blob, _, _ in blobs if blob is None]
             if missing:
                 return ev.FoldFailed(effect.manifest, "a blob is gone", False)
-            parts = [FoldPart(self.kernels.decoded(r, b), w) for r, b, w in blobs if b is not None]
-            self.replica.fold(parts, onto_parent=onto_parent)
+            shares = [Share(self.kernels.decoded(r, b), s, g) for r, b, s, g in blobs if b is not None]
+            self.replica.fold(shares, onto_parent=onto_parent)
             if known is not None:
                 assert self._compute_digest() == known[1], "two peers folded one manifest to different bits"
         self._settle_fold(effect, base_digest, None if known is None else known[1])

@@ -219,7 +219,7 @@ def test_a_round_a_kill_and_a_resume(tmp_path: Path) -> None:
         closed = await first.handle.call(m.Close(0, GENESIS, 0), 60)
         assert closed.steps >= early.steps
         assert await first.handle.call(m.Verify(closed.path, 0), 60) == m.Verified(True, "")
-        fold = m.Fold(manifest(0), GENESIS, ((closed.path, 2.0),), closed.tokens, 0)
+        fold = m.Fold(manifest(0), GENESIS, ((closed.path, 1.0, 2.0),), closed.tokens, 0)
         folded = await first.handle.call(fold, 60)
         assert (await first.handle.call(m.Save(), 60)).manifest == manifest(0)
         late = await first.progress(early.steps)

@@ -18,10 +18,11 @@ from tests.bench.convergence import rules
 from tests.bench.convergence.texts import own_part, read_text
 from tests.bench.convergence.variant import DENSE, Density, Variant
 from tscale.kernels.codec import CodecError, Decoded, Rung, decode, encode, verify
-from tscale.kernels.fold import FoldPart, OuterRule
+from tscale.kernels.fold import FoldPart, OuterRule, fold
 from tscale.kernels.init import init_state
 from tscale.kernels.inner import InnerTrainer, lr_scale
 from tscale.kernels.replica import OuterState, Replica
+from tscale.kernels.screen import Share
 from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker.kernel_config import KernelConfig, kernel_config
 from tscale.node.worker.session import batch_key
@@ -67,6 +68,8 @@ class Tally:
     contributions: int = 0
     missed: int = 0
     refused: int = 0
+    left_out: int = 0
+    shrunk: int = 0
     sent_share: float = 0.0
     largest_rms: float = 0.0
 
@@ -275,25 +278,34 @@ class Swarm:
         return sorted(arrived, key=lambda c: (c.author, not c.late))
 
     def _fold(self, contributions: list[Contribution]) -> bool:
-        """One manifest: weights as protocol/chain.py gives them. Nothing happens when nothing arrived."""
+        """One manifest: shares as protocol/chain.py gives them. Nothing happens when nothing arrived."""
         variant = self.setting.variant
-        shares = [c.tokens * (variant.age_factor if c.late else 1.0) for c in contributions]
-        total = sum(shares)
-        if not total:
+        shares = [
+            Share(c.decoded, c.tokens * (variant.age_factor if c.late else 1.0), self._gain(c)) for c in contributions
+        ]
+        shares = [share for share in shares if share.tokens]
+        if not shares:
             return False
         if variant.method == "sparseloco":
             sent = [c.decoded.dense() for c in contributions]
             self.head = OuterState(rules.mean_over_senders(self.head.anchor, sent, variant.eta), None)
-        else:
-            shared = [
-                FoldPart(c.decoded, self._gain(c) * (s / total)) for c, s in zip(contributions, shares, strict=True)
-            ]
-            self.peers[0].replica.fold(shared)
+        elif variant.screened:
+            verdicts = self.peers[0].replica.fold(shares)
             self.head = self.peers[0].replica.head
+            self.tally.left_out += sum(verdict.is_left_out for verdict in verdicts)
+            self.tally.shrunk += sum(verdict.is_shrunk for verdict in verdicts)
+        else:
+            self.head = self._fold_all(shares)
         self.tally.tokens_folded += sum(c.tokens for c in contributions)
         for peer in self.peers:
             peer.adopt(self.head, self.tally.round - 1, self.tally.tokens_folded)
         return True
+
+    def _fold_all(self, shares: list[Share]) -> OuterState:
+        """The state after a manifest whose contributions nobody judges (lab only)."""
+        total, kernels = sum(share.tokens for share in shares), self.setting.kernels
+        parts = [FoldPart(share.blob, share.gain * (share.tokens / total)) for share in shares]
+        return OuterState(*fold(self.head.anchor, self.head.momentum, parts, kernels.layout, kernels.rule))
 
 
 @dataclass

@@ -51,6 +51,7 @@ class Variant:
                  manifest has them, with `age_factor`. "put-back": back into the residual whole (lab only).
     attackers    this many peers, the last ones, send their honest contribution turned round ("sign-flip"), ten times as
                  large, or its values at random places of each tensor. What the product's check refuses is not folded.
+    screened     the fold leaves out, or makes smaller, what its screen finds (lab only: False folds all as it came).
     joins        rounds at whose start the last peers of `steps` join, one each; the others are there from the start.
     own_text     every peer trains on a part of the text of its own; else on all of it.
     late_gain    the gain goes from its density's to this, linearly over the run (lab only).
@@ -76,6 +77,7 @@ class Variant:
     attackers: int = 0
     attack: str = "sign-flip"
     max_rms: float | None = None
+    screened: bool = True
     joins: tuple[int, ...] = ()
     own_text: bool = False
     late_gain: float | None = None

@@ -123,6 +123,8 @@ def test_metrics_come_from_the_same_snapshot(example: Path) -> None:
         assert value("tscale_round") == 4259
         assert (value("tscale_peers", state="alive"), value("tscale_peers", state="gone")) == (5, 1)
         assert value("tscale_contributions_total", result="missed") == 1
+        screened = [value("tscale_screened_total", reason=reason) for reason in ("against_the_others", "too_large")]
+        assert screened == [3, 1]
         assert (value("tscale_activity", activity="training"), value("tscale_activity", activity="alone")) == (1, 0)
         assert value("tscale_loss_nats", split="heldout") == plain["training"]["loss_heldout"]
         assert value("tscale_transfer_bytes_total", direction="up") == plain["transfer"]["up_bytes"]

@@ -5,9 +5,10 @@ import pytest
 
 from tscale.kernels.codec import CodecError, Rung, decode
 from tscale.kernels.digest import state_digest
-from tscale.kernels.fold import FoldPart, OuterRule
+from tscale.kernels.fold import OuterRule
 from tscale.kernels.layout import Layout, TensorSpec
 from tscale.kernels.replica import Diverged, OuterState, Replica
+from tscale.kernels.screen import Share
 
 LAYOUT = Layout(
     (TensorSpec("a", (70, 100), "matrix"), TensorSpec("b", (5000,), "embedding"), TensorSpec("c", (9,), "small"))
@@ -47,7 +48,7 @@ def test_alone_and_dense_is_the_plain_outer_loop_to_the_bit(mu: float) -> None:
     for r in range(6):
         local -= train(peer, 10 + r)
         blob = peer.close(DENSE)
-        peer.fold([FoldPart(blob, GAIN)])
+        peer.fold([Share(blob, 1.0, GAIN)])
         peer.rebase()
         anchor, momentum = outer_step(anchor, momentum, anchor - local, mu)
         local = anchor.copy()
@@ -66,7 +67,7 @@ def test_progress_between_close_and_fold_is_kept_and_counted_once() -> None:
         blob = peer.close(DENSE)
         end = local.copy()
         local -= train(peer, 100 + r)
-        peer.fold([FoldPart(blob, GAIN)])
+        peer.fold([Share(blob, 1.0, GAIN)])
         peer.rebase()
         anchor, _ = outer_step(anchor, zero, start - end, 0.0)
         local, start = anchor + (local - end), anchor.copy()
@@ -85,7 +86,7 @@ def test_what_is_not_sent_stays_in_the_residual_and_half_of_it_applied() -> None
         assert np.array_equal(sent + peer.residual, before)
         assert 0 < np.count_nonzero(sent) < LAYOUT.numel / 10
         residual = peer.residual.copy()
-        peer.fold([FoldPart(blob, GAIN)])
+        peer.fold([Share(blob, 1.0, GAIN)])
         peer.rebase()
         start = peer.anchor - np.float32(0.5) * residual
         assert peer.local.tobytes() == start.tobytes()
@@ -101,7 +102,7 @@ def test_a_fold_after_the_next_close_follows_the_same_rule() -> None:
     end = peer.local.copy()
     train(peer, 3)
     local, residual = peer.local.copy(), peer.residual.copy()
-    peer.fold([FoldPart(first, GAIN)])
+    peer.fold([Share(first, 1.0, GAIN)])
     peer.rebase()
     target = peer.anchor - np.float32(0.5) * residual
     assert peer.start.tobytes() == target.tobytes()
@@ -116,14 +117,14 @@ def test_a_fork_of_one_round_is_refolded_from_the_parent() -> None:
         train(other, seed)
         blobs.append(other.close(SPARSE))
     for each in (peer, straight):
-        each.fold([FoldPart(blobs[0], GAIN)])
+        each.fold([Share(blobs[0], 1.0, GAIN)])
         each.rebase()
     train(peer, 9)
-    peer.fold([FoldPart(blobs[1], GAIN)])
+    peer.fold([Share(blobs[1], 1.0, GAIN)])
     peer.rebase()
-    peer.fold([FoldPart(blobs[1], 0.5), FoldPart(blobs[2], 0.5)], onto_parent=True)
+    peer.fold([Share(blobs[1], 1.0, 0.5), Share(blobs[2], 1.0, 0.5)], onto_parent=True)
     peer.rebase()
-    straight.fold([FoldPart(blobs[1], 0.5), FoldPart(blobs[2], 0.5)])
+    straight.fold([Share(blobs[1], 1.0, 0.5), Share(blobs[2], 1.0, 0.5)])
     assert digest(peer.head) == digest(straight.head)
     assert peer.parent is not None and straight.parent is not None
     assert digest(peer.parent) == digest(straight.parent)
@@ -135,7 +136,7 @@ def test_peers_that_fold_the_same_manifest_agree_whatever_they_trained() -> None
         parts = []
         for i, peer in enumerate(peers):
             train(peer, 10 * r + i)
-            parts.append(FoldPart(peer.close(SPARSE), GAIN / 3))
+            parts.append(Share(peer.close(SPARSE), 1.0, GAIN))
             train(peer, 100 + 10 * r + i)
         for peer in peers:
             peer.fold(parts)
@@ -150,9 +151,9 @@ def test_a_bad_contribution_changes_nothing() -> None:
     blob = peer.close(SPARSE)
     before = (digest(peer.head), peer.local.tobytes(), peer.residual.tobytes(), peer.start.tobytes())
     with pytest.raises(CodecError):
-        peer.fold([FoldPart(blob, GAIN), FoldPart(blob[:-3], GAIN)])
+        peer.fold([Share(blob, 1.0, GAIN), Share(blob[:-3], 1.0, GAIN)])
     with pytest.raises(ValueError, match="not there"):
-        peer.fold([FoldPart(blob, GAIN)], onto_parent=True)
+        peer.fold([Share(blob, 1.0, GAIN)], onto_parent=True)
     assert (digest(peer.head), peer.local.tobytes(), peer.residual.tobytes(), peer.start.tobytes()) == before
     assert peer.parent is None
 
@@ -161,7 +162,7 @@ def test_a_bad_contribution_changes_nothing() -> None:
 def test_progress_that_is_not_finite_is_never_encoded(bad: float) -> None:
     peer = replica()
     train(peer, 1)
-    peer.fold([FoldPart(peer.close(SPARSE), GAIN)])
+    peer.fold([Share(peer.close(SPARSE), 1.0, GAIN)])
     peer.rebase()
     peer.local[77] = bad
     with pytest.raises(Diverged):

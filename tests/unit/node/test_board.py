@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.helpers.solo import Solo, other, peer_record
 from tscale.node.board import MAX_SHOWN_STRANGERS, SLOW_UPLINK, Board, BoardConfig
+from tscale.node.screening import Screening
 from tscale.node.transport.memory import MemoryNetwork, MemoryTransport
 from tscale.protocol.messages import Push
 from tscale.protocol.status import StatusSnapshot
@@ -13,7 +14,8 @@ ALICE = other(1)
 
 def show(solo: Solo) -> StatusSnapshot:
     transport = MemoryTransport(MemoryNetwork(1, lambda: solo.now), solo.identity.public, True)
-    return Board(BoardConfig("trainer", "", "/tmp", 50_000, "nano"), solo.machine, transport).snapshot(solo.now)
+    config, screening = BoardConfig("trainer", "", "/tmp", 50_000, "nano"), Screening(solo.machine, lambda line: None)
+    return Board(config, solo.machine, transport, screening).snapshot(solo.now)
 
 
 def test_of_peers_that_were_only_told_of_a_few_are_shown() -> None:

@@ -24,6 +24,7 @@ from tscale.protocol.status import (
     ModelStatus,
     NodeStatus,
     RoundStatus,
+    ScreenStatus,
     StatusSnapshot,
     TrainingStatus,
     TransferStatus,
@@ -63,6 +64,7 @@ def snapshot(updated_unix_s: float, state: StateDir) -> StatusSnapshot:
         transfer=TransferStatus(1, 2, 0.0, 0.0, 0, 0.0, ""),
         model=ModelStatus("tscale", 600_000),
         credit=CreditStatus(4_000, 3, 0, ""),
+        screen=ScreenStatus(0, 0),
         warnings=("the clock is 2 s off",),
     )
 

@@ -61,7 +61,7 @@ def worker_bodies() -> tuple[bytes, ...]:
     """A command, an answer and an event with every type of field."""
     digest = b"m" * 32
     sent: tuple[tuple[int, object], ...] = (
-        (3, m.Fold(digest, b"p" * 32, (("a", 0.5), ("b", 1e-300)), 1 << 40, 7)),
+        (3, m.Fold(digest, b"p" * 32, (("a", 0.5, 2.0), ("b", 1e-300, 0.0)), 1 << 40, 7)),
         (4, m.Closed("path", 1, 2, 3, 2.5, 4, digest, digest)),
         (5, m.Load(digest, "path", 9, 1, digest)),
         (6, m.Verify("path", 0)),

@@ -28,6 +28,7 @@ from tscale.protocol.status import (
     NodeStatus,
     PeerStatus,
     RoundStatus,
+    ScreenStatus,
     StatusSnapshot,
     TrainingStatus,
     TransferStatus,
@@ -55,6 +56,7 @@ def snapshot(folded_round: int = 11, activity: str = "training", reason: str = "
         transfer=TransferStatus(1, 2, 96_000.0, 272_000.0, 34_100, 0.4671, "1/16"),
         model=ModelStatus("tscale", 600_000),
         credit=CreditStatus(5_000, 3, 0, ""),
+        screen=ScreenStatus(0, 0),
         warnings=(),
     )
 

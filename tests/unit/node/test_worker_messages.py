@@ -47,17 +47,19 @@ def test_messages_survive_the_wire(call_id: int, message: object) -> None:
     assert m.decode_body(frame[4:]) == (call_id, message)
 
 
-def test_weights_keep_every_bit() -> None:
-    weight = 0.1 + 0.2
-    fold = m.Fold(b"m", b"p", (("a", weight), ("b", 5e-324)), 7, 3)
+def test_shares_and_gains_keep_every_bit() -> None:
+    share = 0.1 + 0.2
+    fold = m.Fold(b"m", b"p", (("a", share, 2.0), ("b", 1.0, 5e-324)), 7, 3)
     _, back = m.decode_body(m.encode_frame(1, fold)[4:])
-    assert [struct.pack(">d", w) for _, w in back.parts] == [struct.pack(">d", w) for _, w in fold.parts]
+    assert [struct.pack(">dd", *numbers) for _, *numbers in back.parts] == [
+        struct.pack(">dd", *numbers) for _, *numbers in fold.parts
+    ]
 
 
 @settings(derandomize=True, max_examples=2000, deadline=None)
 @given(st.data())
 def test_mutated_bodies_end_in_a_clean_refusal(data: st.DataObject) -> None:
-    body = bytearray(m.encode_frame(3, m.Fold(b"m" * 32, b"p" * 32, (("path", 0.5),), 9, 1))[4:])
+    body = bytearray(m.encode_frame(3, m.Fold(b"m" * 32, b"p" * 32, (("path", 0.5, 2.0),), 9, 1))[4:])
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     body = body[: data.draw(st.integers(0, len(body)))]
@@ -77,7 +79,7 @@ def test_mutated_bodies_end_in_a_clean_refusal(data: st.DataObject) -> None:
         [1, "Close", {"round": 1, "base": b"b"}],
         [1, "Close", {"round": True, "base": b"b", "rung": 0}],
         [1, "Close", {"round": "1", "base": b"b", "rung": 0}],
-        [1, "Fold", {"manifest": b"", "parent": b"", "parts": [["a", 1.0, 2]], "total_tokens": 1, "round": 1}],
+        [1, "Fold", {"manifest": b"", "parent": b"", "parts": [["a", 1.0, "2"]], "total_tokens": 1, "round": 1}],
         [1, ["Save"], {}],
         {"1": 2},
         7,

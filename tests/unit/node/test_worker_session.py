@@ -151,7 +151,9 @@ def test_a_bad_manifest_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     closed = bench.close(0, GENESIS)
     before = bench.digests()
     (tmp_path / "bad").write_bytes(b"tscale")
-    for parts in [((str(tmp_path / "bad"), 1.0),), ((closed.path, float("nan")),), ((closed.path, -1.0),)]:
+    nan, inf = float("nan"), float("inf")
+    wrong = [(nan, 1.0), (-1.0, 1.0), (0.0, 1.0), (inf, 1.0), (1.0, nan), (1.0, -1.0), (1.0, inf)]
+    for parts in [((str(tmp_path / "bad"), 1.0, 1.0),), *(((closed.path, *numbers),) for numbers in wrong)]:
         with pytest.raises(RefuseFrame):
             bench.session.handle(m.Fold(manifest(0), GENESIS, parts, 1, 0))
     with pytest.raises(SkipRound, match="load a snapshot"):
@@ -313,12 +315,12 @@ def test_training_goes_on_while_the_job_thread_is_busy(tmp_path: Path, monkeypat
     bench.session._between = gate.run
     bench.steps(1)
     bench.session.replica.cut()
-    real_fold: Callable[..., None] = bench.session.replica.fold
+    real_fold: Callable[..., Any] = bench.session.replica.fold
 
-    def slow_fold(*args: Any, **kwargs: Any) -> None:
+    def slow_fold(*args: Any, **kwargs: Any) -> Any:
         entered.set()
         assert finish.wait(60)
-        real_fold(*args, **kwargs)
+        return real_fold(*args, **kwargs)
 
     monkeypatch.setattr(bench.session.replica, "fold", slow_fold)
     job = threading.Thread(target=lambda: bench.fold(0, GENESIS))

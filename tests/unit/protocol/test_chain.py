@@ -223,7 +223,7 @@ def test_the_majority_is_of_tokens_and_only_of_the_base() -> None:
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def test_weights_are_shares_of_tokens_times_gain_times_age() -> None:
+def test_shares_are_tokens_times_age_beside_the_gain_of_the_rung() -> None:
     chain, made = chain_of(2)
     sparse, denser = SPEC.codec.rungs[0], SPEC.codec.rungs[2]
     assert sparse.gain != denser.gain
@@ -233,21 +233,20 @@ def test_weights_are_shares_of_tokens_times_gain_times_age() -> None:
         announce(CAROL, 2, made[1].digest, tokens=100, rung=2),
     ]
     link = added(chain, manifest(ALICE, 2, parts, made[1].digest, before=200))
-    total = 300.0 + 200.0 * SPEC.outer.age_factor + 100.0
-    got = {part.announcement.public: part.weight for part in chain.parts(link)}
+    got = {part.announcement.public: (part.share, part.gain) for part in chain.parts(link)}
     assert got == {
-        ALICE.public: sparse.gain * (300.0 / total),
-        BOB.public: sparse.gain * (200.0 * SPEC.outer.age_factor / total),
-        CAROL.public: denser.gain * (100.0 / total),
+        ALICE.public: (300.0, sparse.gain),
+        BOB.public: (200.0 * SPEC.outer.age_factor, sparse.gain),
+        CAROL.public: (100.0, denser.gain),
     }
     assert [part.announcement.public for part in chain.parts(link)] == [ALICE.public, BOB.public, CAROL.public]
 
 
-def test_a_lone_dense_contribution_has_weight_one() -> None:
+def test_a_lone_dense_contribution_has_gain_one() -> None:
     """A swarm of one steps exactly like a plain loop."""
     chain = Chain(SPEC)
     link = added(chain, manifest(ALICE, 1, [announce(ALICE, 1, rung=LONE, tokens=12_345)]))
-    assert [part.weight for part in chain.parts(link)] == [1.0]
+    assert [(part.share, part.gain) for part in chain.parts(link)] == [(12_345.0, 1.0)]
     assert chain.parts(chain.genesis) == ()
 
 

@@ -85,7 +85,7 @@ def test_tokens_are_announced_up_to_the_cap() -> None:
 # -- sealing ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lone_peer_seals_at_once_and_folds_with_weight_one() -> None:
+def test_a_lone_peer_seals_at_once_and_folds_with_gain_one() -> None:
     solo = Solo().boot().at(CLOSE + 0.3)
     own = solo.contribute()
     assert own is not None
@@ -94,7 +94,7 @@ def test_a_lone_peer_seals_at_once_and_folds_with_weight_one() -> None:
     assert signed.record.parent_state == state_of(GENESIS)
     assert signed.record.contributions == (own.bytes,)
     fold = solo.fold()
-    assert fold == fx.Fold(signed.digest, GENESIS, 0, 100, ((own.record.blob.root, 1.0),))
+    assert fold == fx.Fold(signed.digest, GENESIS, 0, 100, ((own.record.blob.root, 100.0, 1.0),))
     head = solo.machine.head
     assert head is not None and head.digest == signed.digest
 
@@ -156,7 +156,8 @@ def test_a_manifest_of_another_candidate_ends_the_wait() -> None:
     theirs = announce(ranked(0), 0)
     solo.hold(ranked(0), theirs)
     solo.ask(ranked(0), Push((manifest(ranked(0), 0, [theirs]).bytes,)))
-    assert solo.fold().parts == ((theirs.record.blob.root, SPEC.codec.rungs[0].gain),)
+    share, gain = float(theirs.record.tokens), SPEC.codec.rungs[0].gain
+    assert solo.fold().parts == ((theirs.record.blob.root, share, gain),)
     solo.at(CLOSE + 8.0)
     assert solo.sealed() == []
 
@@ -181,8 +182,8 @@ def test_what_missed_its_manifest_is_taken_by_the_next() -> None:
     if shared:
         link = solo.machine.view.chain.get(signed.digest)
         assert link is not None
-        weights = {part.announcement.digest: part.weight for part in solo.machine.view.chain.parts(link)}
-        assert weights[own.digest] < weights[second.digest]
+        shares = {part.announcement.digest: part.share for part in solo.machine.view.chain.parts(link)}
+        assert shares[own.digest] < shares[second.digest]
 
 
 def test_what_the_worker_refused_is_in_no_manifest() -> None:

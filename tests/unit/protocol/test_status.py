@@ -38,6 +38,7 @@ def test_the_top_level_names() -> None:
         "transfer",
         "model",
         "credit",
+        "screen",
         "warnings",
     ]
     assert PLAIN["training"]["history"][0] == {
@@ -74,7 +75,7 @@ def test_numbers_that_are_not_finite_are_not_written() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"schema": 2}, "another schema"),
+        ({"schema": 3}, "another schema"),
         ({"schema": None}, "another schema"),
         ({"extra": 1}, "unknown field 'extra'"),
         ({"activity": "dancing"}, "unknown activity"),
@@ -105,7 +106,7 @@ def test_what_is_refused(change: dict[str, Any], why: str) -> None:
         "[]",
         "null",
         "NaN",
-        '{"schema":1,"schema":1}',
+        '{"schema":2,"schema":2}',
         '{"schema":1e999}',
         "[" * 100_000,
         "9" * 5000,

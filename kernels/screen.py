@@ -1,0 +1,172 @@
+"""The screen: which contributions of a manifest go against the others, or are far too large, before they are folded.
+
+A function of the contributions and their shares alone, in integers and correctly rounded operations, so that all peers
+find the same. Fewer than THREE contributions are never judged: nobody can say which of two is wrong.
+
+Direction. Every contribution votes with its share for the sign of each value it sends (sign voting: signSGD with
+majority vote, arXiv 1810.05291). Over the values of contribution i, `agree` counts those whose sign is that of the
+others' sum of votes, `against` those of the opposite one. It is left out when (agree - against) / sqrt(agree + against)
+is below -DEVIATIONS. When half of the shares or more would be left out, nobody is: no majority can be told.
+
+Size. n_i is the root of (sum of squares / share). Where three or more are kept, n_i above LARGEST times their lower
+median has the weight multiplied by what brings it there. A contribution that sends nothing has no size.
+
+Both parts look at what was sent, so neither sees values moved to other places, nor small changes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite, sqrt
+
+import numpy as np
+
+from tscale.kernels import fold
+from tscale.kernels.codec import CHUNK, Decoded, Rung, encode, reference
+from tscale.kernels.codec.implementation import chunk_coder
+from tscale.kernels.fold import FoldPart, map_in_threads, open_parts
+from tscale.kernels.layout import Layout, TensorSpec
+
+THREE = 3
+DEVIATIONS = 4
+LARGEST = 5.0
+MAX_TOTAL = float(1 << 52)
+"""Shares add up to less, so that sums of votes are exact in float64."""
+Counter = Callable[[int], np.ndarray]
+"""What a chunked tensor's votes say: int64 [A, 2], each contribution's values for and against the others."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One contribution, its share (tokens * age factor, more than 0) and its rung's gain."""
+
+    blob: bytes | Decoded
+    tokens: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the screen found of a contribution. `factor` is what its weight is multiplied by: 1.0, less, or 0.0 when it
+    is left out. The others are 0 where nobody was judged."""
+
+    factor: float = 1.0
+    agree: int = 0
+    against: int = 0
+    size: float = 0.0
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it goes against the others."""
+        return self.factor == 0.0
+
+    @property
+    def is_shrunk(self) -> bool:
+        """Whether it is too large."""
+        return 0.0 < self.factor < 1.0
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What is folded, in the order of the shares, and a verdict for every share."""
+
+    parts: tuple[FoldPart, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def screen(shares: Sequence[Share], layout: Layout, threads: int = 1) -> Screened:
+    """Judge the contributions of a manifest and give those that are kept their weights: gain * (share / sum of shares).
+
+    Memory: the decoded contributions, and for each thread some chunks of votes. Raises CodecError for a malformed
+    contribution, ValueError for a share or a gain that can't be one.
+    """
+    return _screen(shares, layout, threads, "auto")
+
+
+def screen_reference(shares: Sequence[Share], layout: Layout) -> Screened:
+    """`screen` in plain numpy: the definition, and what runs where numba is missing (a tensor of votes at a time)."""
+    return _screen(shares, layout, 1, "reference")
+
+
+def _screen(shares: Sequence[Share], layout: Layout, threads: int, impl: str) -> Screened:
+    _check(shares)
+    opened = open_parts([FoldPart(share.blob, share.gain) for share in shares], layout, threads, impl)
+    decoded = [part.blob for part in opened if isinstance(part.blob, Decoded)]
+    verdicts = [Verdict() for _ in shares]
+    if len(shares) >= THREE:
+        votes = [_votes(share) for share in shares]
+        counter = _counter(decoded, votes, layout, impl)
+        chunked = [index for index in range(len(layout.tensors)) if not layout.is_small(index)]
+        counts = np.zeros((len(shares), 2), np.int64)
+        for found in map_in_threads(counter, chunked, threads):
+            counts += found
+        sums = map_in_threads(Decoded.sum_of_squares, decoded, threads)
+        sizes = [sqrt(total / share.tokens) for total, share in zip(sums, shares, strict=True)]
+        verdicts = judge(votes, counts, sizes)
+    total = 0.0
+    for share, verdict in zip(shares, verdicts, strict=True):
+        total += 0.0 if verdict.is_left_out else share.tokens
+    parts = [
+        FoldPart(blob, share.gain * (share.tokens / total) * verdict.factor)
+        for blob, share, verdict in zip(decoded, shares, verdicts, strict=True)
+        if not verdict.is_left_out
+    ]
+    return Screened(tuple(parts), tuple(verdicts))
+
+
+def judge(votes: Sequence[int], counts: np.ndarray, sizes: Sequence[float]) -> list[Verdict]:
+    """The verdicts on three or more contributions, from their `votes`, `counts` (int64 [A, 2]) and `sizes`."""
+    is_out = [_goes_against(int(agree), int(against)) for agree, against in counts]
+    if 2 * sum(vote for vote, out in zip(votes, is_out, strict=True) if out) >= sum(votes):
+        is_out = [False] * len(votes)
+    kept = sorted(size for size, out in zip(sizes, is_out, strict=True) if size and not out)
+    bound = LARGEST * kept[(len(kept) - 1) // 2] if len(kept) >= THREE else float("inf")
+    factors = [0.0 if out else bound / size if size > bound else 1.0 for size, out in zip(sizes, is_out, strict=True)]
+    return [
+        Verdict(factor, int(agree), int(against), size)
+        for factor, (agree, against), size in zip(factors, counts, sizes, strict=True)
+    ]
+
+
+def _goes_against(agree: int, against: int) -> bool:
+    return against > agree and (against - agree) ** 2 > DEVIATIONS**2 * (agree + against)
+
+
+def _votes(share: Share) -> int:
+    return max(1, round(share.tokens))
+
+
+def _check(shares: Sequence[Share]) -> None:
+    if not all(isfinite(share.tokens) and share.tokens > 0 and isfinite(share.gain) for share in shares):
+        raise ValueError("a share is not a number above zero, or a gain is not a number")
+    if sum(share.tokens for share in shares) > MAX_TOTAL:
+        raise ValueError("the shares add up to too much")
+
+
+def _counter(decoded: Sequence[Decoded], votes: Sequence[int], layout: Layout, impl: str) -> Counter:
+    if chunk_coder(impl) is not reference:
+        from tscale.kernels.screen_fast import tensor_counter
+
+        return tensor_counter(decoded, votes, layout)
+    return partial(_count_plainly, decoded, votes, layout)
+
+
+def _count_plainly(decoded: Sequence[Decoded], votes: Sequence[int], layout: Layout, index: int) -> np.ndarray:
+    sums = np.zeros(layout.tensors[index].numel, np.float64)
+    for one, vote in zip(decoded, votes, strict=True):
+        positions, signs = one.signs(index)
+        sums[positions] += vote * signs
+    counts = np.zeros((len(decoded), 2), np.int64)
+    for number, (one, vote) in enumerate(zip(decoded, votes, strict=True)):
+        positions, signs = one.signs(index)
+        sides = (sums[positions] - vote * signs) * signs
+        counts[number] = np.count_nonzero(sides > 0), np.count_nonzero(sides < 0)
+    return counts
+
+
+def warm_up() -> None:
+    """Has numba compile, or load from its cache, the encoder, the screen and the fold (seconds, once)."""
+    fold.warm_up()
+    layout = Layout((TensorSpec("chunked", (CHUNK,), "matrix"),))
+    blob = encode(np.linspace(-1, 1, layout.numel, dtype=np.float32), layout, Rung(CHUNK // 64))
+    screen([Share(blob, 1.0, 1.0)] * THREE, layout)

@@ -326,6 +326,7 @@ def gates(size: Variant, seeds: tuple[int, ...]) -> Question:
     variants = (
         replace(dense, name="8 x 2: dense float32, Nesterov 0.7/0.6"),
         replace(dense, name="8 x 2: dense float32, Nesterov 1/0.5", **best),
+        replace(dense, name="8 x 2: dense float32, Nesterov 0.8/0.7", eta=0.8, mu=0.7),
         replace(parallel, name="8 x 2: data-parallel Muon"),
         replace(dense, name="8 x 2: dense 2-bit, Nesterov 0.7/0.6", densities=DENSE2),
         replace(dense, name="8 x 2: dense 2-bit, Nesterov 1/0.5", densities=DENSE2, **best),

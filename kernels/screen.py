@@ -5,8 +5,10 @@ find the same. Fewer than THREE contributions are never judged: nobody can say w
 
 Direction. Every contribution votes with its share for the sign of each value it sends (sign voting: signSGD with
 majority vote, arXiv 1810.05291). Over the values of contribution i, `agree` counts those whose sign is that of the
-others' sum of votes, `against` those of the opposite one. It is left out when (agree - against) / sqrt(agree + against)
-is below -DEVIATIONS. When half of the shares or more would be left out, nobody is: no majority can be told.
+others' sum of votes, `against` those of the opposite one. The one with the lowest z = (agree - against) / sqrt(agree +
+against) is left out when that is below -DEVIATIONS, and the rest is counted again without it: a dense one that is
+wrong makes all sparse ones look wrong as long as it votes. In the last of PASSES all below go. When half of the shares
+or more would be left out, nobody is: no majority can be told.
 
 Size. n_i is the root of (sum of squares / share). Where three or more are kept, n_i above LARGEST times their lower
 median has the weight multiplied by what brings it there. A contribution that sends nothing has no size.
@@ -16,8 +18,9 @@ Both parts look at what was sent, so neither sees values moved to other places, 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 
 import numpy as np
 
@@ -30,10 +33,13 @@ from tscale.kernels.layout import Layout, TensorSpec
 THREE = 3
 DEVIATIONS = 4
 LARGEST = 5.0
+PASSES = 8  # so that many wrong ones can't make a fold take forever
 MAX_TOTAL = float(1 << 52)
 """Shares add up to less, so that sums of votes are exact in float64."""
 Counter = Callable[[int], np.ndarray]
 """What a chunked tensor's votes say: int64 [A, 2], each contribution's values for and against the others."""
+Count = Callable[[Sequence[int]], np.ndarray]
+"""The same over all tensors, among the contributions at these places, in their order."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +100,15 @@ def _screen(shares: Sequence[Share], layout: Layout, threads: int, impl: str) ->
     decoded = [part.blob for part in opened if isinstance(part.blob, Decoded)]
     verdicts = [Verdict() for _ in shares]
     if len(shares) >= THREE:
-        votes = [_votes(share) for share in shares]
-        counter = _counter(decoded, votes, layout, impl)
-        chunked = [index for index in range(len(layout.tensors)) if not layout.is_small(index)]
-        counts = np.zeros((len(shares), 2), np.int64)
-        for found in map_in_threads(counter, chunked, threads):
-            counts += found
+        votes = [max(1, round(share.tokens)) for share in shares]
         sums = map_in_threads(Decoded.sum_of_squares, decoded, threads)
         sizes = [sqrt(total / share.tokens) for total, share in zip(sums, shares, strict=True)]
-        verdicts = judge(votes, counts, sizes)
+
+        def count(places: Sequence[int]) -> np.ndarray:
+            some = [decoded[place] for place in places], [votes[place] for place in places]
+            return _count(*some, layout, threads, impl)
+
+        verdicts = judge(votes, sizes, count)
     total = 0.0
     for share, verdict in zip(shares, verdicts, strict=True):
         total += 0.0 if verdict.is_left_out else share.tokens
@@ -114,26 +120,41 @@ def _screen(shares: Sequence[Share], layout: Layout, threads: int, impl: str) ->
     return Screened(tuple(parts), tuple(verdicts))
 
 
-def judge(votes: Sequence[int], counts: np.ndarray, sizes: Sequence[float]) -> list[Verdict]:
-    """The verdicts on three or more contributions, from their `votes`, `counts` (int64 [A, 2]) and `sizes`."""
-    is_out = [_goes_against(int(agree), int(against)) for agree, against in counts]
-    if 2 * sum(vote for vote, out in zip(votes, is_out, strict=True) if out) >= sum(votes):
-        is_out = [False] * len(votes)
-    kept = sorted(size for size, out in zip(sizes, is_out, strict=True) if size and not out)
-    bound = LARGEST * kept[(len(kept) - 1) // 2] if len(kept) >= THREE else float("inf")
-    factors = [0.0 if out else bound / size if size > bound else 1.0 for size, out in zip(sizes, is_out, strict=True)]
+def judge(votes: Sequence[int], sizes: Sequence[float], count: Count) -> list[Verdict]:
+    """The verdicts on three or more contributions, from their votes and sizes."""
+    out, counts = _find_against(votes, count)
+    kept = sorted(size for place, size in enumerate(sizes) if size and place not in out)
+    bound = LARGEST * kept[(len(kept) - 1) // 2] if len(kept) >= THREE else inf
     return [
-        Verdict(factor, int(agree), int(against), size)
-        for factor, (agree, against), size in zip(factors, counts, sizes, strict=True)
+        Verdict(0.0 if place in out else bound / size if size > bound else 1.0, *map(int, counts[place]), size)
+        for place, size in enumerate(sizes)
     ]
 
 
-def _goes_against(agree: int, against: int) -> bool:
-    return against > agree and (against - agree) ** 2 > DEVIATIONS**2 * (agree + against)
+def _find_against(votes: Sequence[int], count: Count) -> tuple[set[int], np.ndarray]:
+    """Who goes against the others, and the counts of all, those of the left out from when they were left out."""
+    kept, out = list(range(len(votes))), set[int]()
+    counts = first = count(kept)
+    for turn in range(1, PASSES + 1):
+        strengths = {place: _strength(*map(int, counts[place])) for place in kept}
+        worst = max(strengths.values())
+        if worst <= DEVIATIONS**2:
+            break
+        bar = DEVIATIONS**2 if turn == PASSES else worst
+        out |= {place for place in kept if strengths[place] >= bar and strengths[place] > DEVIATIONS**2}
+        if 2 * sum(votes[place] for place in out) >= sum(votes):
+            return set(), first
+        kept = [place for place in kept if place not in out]
+        if len(kept) < THREE or turn == PASSES:
+            break
+        counts = counts.copy()
+        counts[kept] = count(kept)
+    return out, counts
 
 
-def _votes(share: Share) -> int:
-    return max(1, round(share.tokens))
+def _strength(agree: int, against: int) -> Fraction:
+    """z squared where z is below zero, else 0; exact, so that the same one is lowest everywhere."""
+    return Fraction((against - agree) ** 2, agree + against) if against > agree else Fraction(0)
 
 
 def _check(shares: Sequence[Share]) -> None:
@@ -143,12 +164,18 @@ def _check(shares: Sequence[Share]) -> None:
         raise ValueError("the shares add up to too much")
 
 
-def _counter(decoded: Sequence[Decoded], votes: Sequence[int], layout: Layout, impl: str) -> Counter:
+def _count(decoded: Sequence[Decoded], votes: Sequence[int], layout: Layout, threads: int, impl: str) -> np.ndarray:
     if chunk_coder(impl) is not reference:
         from tscale.kernels.screen_fast import tensor_counter
 
-        return tensor_counter(decoded, votes, layout)
-    return partial(_count_plainly, decoded, votes, layout)
+        counter = tensor_counter(decoded, votes, layout)
+    else:
+        counter = partial(_count_plainly, decoded, votes, layout)
+    chunked = [index for index in range(len(layout.tensors)) if not layout.is_small(index)]
+    counts = np.zeros((len(decoded), 2), np.int64)
+    for found in map_in_threads(counter, chunked, threads):
+        counts += found
+    return counts
 
 
 def _count_plainly(decoded: Sequence[Decoded], votes: Sequence[int], layout: Layout, index: int) -> np.ndarray:

@@ -18,7 +18,7 @@ help:
 	@echo "make bench-codec  speed and size of the delta codec"
 	@echo "make bench-gpu    everything that needs a GPU to be known, in less than eight minutes"
 	@echo "make bench-convergence-quick  a swarm's learning beside dense training: 8 runs, 5 minutes on two free cores"
-	@echo "make bench-convergence        all questions of docs/results/convergence.md at 0.2M and 0.9M parameters: many hours"
+	@echo "make bench-convergence        all questions of docs/results/convergence.md, at 0.9M and 0.2M parameters: many hours"
 	@echo "make clean        remove .venv and build"
 
 # torch first: the exact version that the tests use. The stamp makes a changed pyproject.toml install again.
@@ -77,9 +77,8 @@ bench-convergence-quick: $(STAMP)
 
 # stops and goes on where it was
 bench-convergence: $(STAMP)
-	$(BIN)/python -m tests.bench.convergence demo --page docs/results/convergence.md
-	$(BIN)/python -m tests.bench.convergence tiny-gates --page docs/results/convergence-0.9m.md
-	$(BIN)/python -m tests.bench.convergence tiny
+	$(BIN)/python -m tests.bench.convergence gates --page docs/results/convergence.md
+	$(BIN)/python -m tests.bench.convergence small --page docs/results/convergence-0.2m.md
 
 clean:
 	rm -rf .venv build

@@ -1,4 +1,4 @@
-"""The convergence lab's command: `python -m tests.bench.convergence quick|demo|tiny`.
+"""The convergence lab's command: `python -m tests.bench.convergence quick|small|gates`.
 
 Runs what has no result by the present code yet, then renders the table and the plot from the results on disk.
 """
@@ -11,10 +11,10 @@ import re
 import sys
 from pathlib import Path
 
+from tests.bench.convergence.lists import LISTS
 from tests.bench.convergence.report import render
 from tests.bench.convergence.results import ROOT, ResultStore, code_version
 from tests.bench.convergence.running import run_all
-from tests.bench.convergence.variants import LISTS
 from tests.bench.convergence.wire import write_into
 
 RESULTS = ROOT / "docs" / "results" / "convergence"

@@ -9,13 +9,14 @@ import pytest
 
 from tests.bench.convergence import rules
 from tests.bench.convergence.__main__ import arguments
+from tests.bench.convergence.lists import LISTS
 from tests.bench.convergence.report import BEGIN, END, render
 from tests.bench.convergence.results import Point, Result, ResultStore, code_version, run_key
 from tests.bench.convergence.running import run
 from tests.bench.convergence.swarm import Peer, Swarm, set_up
 from tests.bench.convergence.texts import own_part, read_text
 from tests.bench.convergence.variant import DENSE, Density, Variant
-from tests.bench.convergence.variants import LISTS, Question
+from tests.bench.convergence.variants import Question
 from tscale.kernels.init import init_state
 from tscale.kernels.inner import InnerTrainer, lr_scale
 from tscale.kernels.layout import Layout, TensorSpec

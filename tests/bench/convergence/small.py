@@ -128,8 +128,13 @@ def _densities() -> tuple[Variant, ...]:
 def _counts() -> tuple[Variant, ...]:
     counts = (1, 2, 8, 16)
     swarms = [(f"{k} peers, 1/16", replace(SIXTEENTH, steps=peers(k))) for k in counts]
+    sparser = [
+        (f"{k} peers, 1/64, gain {g}", replace(BASE, steps=peers(k), densities=sparse(64, g)))
+        for k, g in ((2, 2.0), (2, 4.0), (4, 4.0), (16, 4.0))
+    ]
     dense = [(f"{k} peers, dense, Nesterov 0.7/0.6", replace(DENSE_MULOCO, steps=peers(k))) for k in counts]
-    return (DENSE_MULOCO, SIXTEENTH, *(replace(variant, name=name) for name, variant in [*swarms, *dense]))
+    named = (replace(variant, name=name) for name, variant in [*swarms, *sparser, *dense])
+    return (DENSE_MULOCO, SIXTEENTH, BASE, *named)
 
 
 def _decays() -> tuple[Variant, ...]:

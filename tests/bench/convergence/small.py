@@ -231,12 +231,13 @@ def _eight() -> Question:
     swarm = {"steps": peers(8), "batch": 2, "tokens": 100 * 8 * 10 * 2 * 128}
     dense = replace(DENSE_MULOCO, name="8 x 2: dense float32, Nesterov 0.7/0.6", **swarm)
     base, outer = replace(BASE, **swarm), ((1.0, 0.5), (0.8, 0.7), (0.9, 0.8))
-    tried = ((2, 0.95), (3, 0.95), (4, 0.95), (5, 0.95), (3, 0.98), (4, 0.9), (5, 0.9), (6, 0.9), (7, 0.9), (4, 0.8))
+    tried = {0.95: (2.0, 3.0, 4.0, 5.0), 0.98: (3.0,), 0.9: (4.0, 5.0, 6.0, 7.0), 0.8: (4.0, 5.0)}
+    gains = [(gain, decay) for decay, some in tried.items() for gain in some]
     variants = (
         dense,
         *(replace(dense, name=f"8 x 2: dense float32, Nesterov {eta:g}/{mu:g}", eta=eta, mu=mu) for eta, mu in outer),
         replace(DATA_PARALLEL, name="8 x 2: data-parallel Muon", **swarm),
-        *(replace(base, name=f"8 x 2: 1/64, gain {g}, decay {b}", densities=sparse(64, g), beta=b) for g, b in tried),
+        *(replace(base, name=f"8 x 2: 1/64, gain {g:g}, decay {b}", densities=sparse(64, g), beta=b) for g, b in gains),
         replace(base, name="8 x 2: 1/64, gain 3, rho 0.75", densities=sparse(64, 3.0), rho=0.75),
         replace(base, name="8 x 2: 1/64, gain from 3 to 5", densities=sparse(64, 3.0), late_gain=5.0),
         replace(ALONE, name="8 x 2: one peer alone, same time", steps=peers(1), batch=2, tokens=swarm["tokens"] // 8),

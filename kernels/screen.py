@@ -125,9 +125,10 @@ def judge(votes: Sequence[int], sizes: Sequence[float], count: Count) -> list[Ve
     out, counts = _find_against(votes, count)
     kept = sorted(size for place, size in enumerate(sizes) if size and place not in out)
     bound = LARGEST * kept[(len(kept) - 1) // 2] if len(kept) >= THREE else inf
+    factors = [0.0 if place in out else bound / size if size > bound else 1.0 for place, size in enumerate(sizes)]
     return [
-        Verdict(0.0 if place in out else bound / size if size > bound else 1.0, *map(int, counts[place]), size)
-        for place, size in enumerate(sizes)
+        Verdict(factor, int(agree), int(against), size)
+        for factor, (agree, against), size in zip(factors, counts, sizes, strict=True)
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tscale.kernels.codec import CodecError, Rung, decode
+from tscale.kernels.codec import CodecError, Rung, decode, encode
 from tscale.kernels.digest import state_digest
 from tscale.kernels.fold import OuterRule
 from tscale.kernels.layout import Layout, TensorSpec
@@ -86,7 +86,8 @@ class Checkpoint:
 
 
 class SimWorker:
-    """One command at a time, each taking virtual time. `flip` is a fault: added to one value after the next fold."""
+    """One command at a time, each taking virtual time. `flip` is a fault: added to one value after the next fold.
+    `attacks`: it sends the opposite of what it did."""
 
     def __init__(self, spec: SwarmSpec, store: Store, kernels: Kernels, seed: int) -> None:
         self.spec = spec
@@ -101,6 +102,8 @@ class SimWorker:
         self.parent_digest: bytes | None = None
         self.speed = 1 + int(self.rng.integers(4))
         self.flip = 0.0
+        self.attacks = False
+        self.left_out: list[bytes] = []  # by the folds it did itself
 
     def boot(self, saved: Checkpoint | None) -> ev.WorkerReady:
         """Start from a checkpoint, or from the initial model."""
@@ -141,7 +144,11 @@ class SimWorker:
         for _ in range(self.speed):
             w += np.float32(PULL) * (target() - w) + self.rng.normal(0, NOISE, w.size).astype(np.float32)
         rung = self.spec.codec.rungs[effect.rung]
-        ref, hashes = self.store.put_blob(self.replica.close(Rung(rung.kept_per_chunk, rung.bits)))
+        coded = Rung(rung.kept_per_chunk, rung.bits)
+        blob = self.replica.close(coded)
+        if self.attacks:
+            blob = encode(-decode(blob, LAYOUT).dense(), LAYOUT, coded)
+        ref, hashes = self.store.put_blob(blob)
         tokens = TOKENS_PER_STEP * self.speed
         return ev.ContributionMade(effect.round, self.manifest, ref, hashes, tokens, self.speed, 1.0, effect.rung)
 
@@ -173,7 +180,8 @@ class SimWorker:
             if missing:
                 return ev.FoldFailed(effect.manifest, "a blob is gone", False)
             shares = [Share(self.kernels.decoded(r, b), s, g) for r, b, s, g in blobs if b is not None]
-            self.replica.fold(shares, onto_parent=onto_parent)
+            verdicts = self.replica.fold(shares, onto_parent=onto_parent)
+            self.left_out += [root for (root, *_), v in zip(blobs, verdicts, strict=True) if v.is_left_out]
             if known is not None:
                 assert self._compute_digest() == known[1], "two peers folded one manifest to different bits"
         self._settle_fold(effect, base_digest, None if known is None else known[1])

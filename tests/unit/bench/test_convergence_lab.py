@@ -129,6 +129,16 @@ def test_attackers_turn_their_contribution_and_the_check_refuses_what_is_too_lar
     assert len(list(folding)) == 3 and folding.tally.refused == 0
 
 
+def test_an_attacker_is_screened_unless_the_lab_says_otherwise() -> None:
+    four = replace(SMALL, steps=(2,) * 4, tokens=4 * 2 * STEP_TOKENS * 3)
+    honest, plain = Swarm(set_up(four)), Swarm(set_up(replace(four, screened=False)))
+    assert [anchor.tobytes() for anchor in honest] == [anchor.tobytes() for anchor in plain]
+    assert (honest.tally.left_out, honest.tally.shrunk) == (plain.tally.left_out, plain.tally.shrunk) == (0, 0)
+    attacked, open_ = (Swarm(set_up(replace(four, attackers=1, screened=on))) for on in (True, False))
+    assert list(attacked)[-1].tobytes() != list(open_)[-1].tobytes()
+    assert (attacked.tally.left_out, open_.tally.left_out) == (3, 0)
+
+
 def test_peers_with_texts_of_their_own_share_no_training_byte_and_the_same_heldout_part() -> None:
     corpus = set_up(SMALL).corpus
     parts = [own_part(corpus, index, 3) for index in range(3)]

@@ -1,10 +1,12 @@
 """The worker's end of its pipes to the node: blocking frames, and an end of life tied to the node's."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from tscale.node.worker.messages import BadMessage, decode_body, encode_frame, frame_length
@@ -73,7 +75,11 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def lower_priority(nice: int) -> None:
-    """Let everything else on the machine go first; `nice` as in nice(1), 0 changes nothing."""
+    """Let everything else on the machine go first; `nice` as in nice(1), 0 changes nothing.
+
+    Linux shares a desktop's processor between sessions (autogroup), so a process that leads a session of its own gives
+    way to a game only when the session's priority is lowered too: nice(2) then counts within the session alone.
+    """
     if nice <= 0:
         return
     if sys.platform == "win32":
@@ -82,6 +88,9 @@ def lower_priority(nice: int) -> None:
         psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
     else:
         os.nice(nice)
+        if os.getsid(0) == os.getpid():
+            with contextlib.suppress(OSError):  # another system, or a kernel without autogroup
+                Path("/proc/self/autogroup").write_text(str(nice))
 
 
 __all__ = ["BadMessage", "Channel", "die_with_parent", "lower_priority", "take_standard_streams"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.bench.convergence.texts import SPEECHES
 from tests.bench.convergence.variant import DENSE, Density, Variant
 from tests.bench.convergence.variants import (
     ALONE,
@@ -36,6 +37,7 @@ def _questions() -> tuple[Question, ...]:
         Question("Residual decay", SIXTEENTH.name, _decays()),
         Question("What a kept value travels as", SIXTEENTH.name, _values()),
         Question("Every peer has a text of its own", DENSE_MULOCO.name, _own_texts()),
+        Question("A larger text, ordered by date", f"speeches: {DENSE_MULOCO.name}", _speeches()),
         Question("Newton-Schulz: minimax against one fixed triple", DATA_PARALLEL.name, _polar()),
         Question("The same bytes: fewer values often or more values seldom", DENSE_MULOCO.name, _often()),
     )
@@ -161,6 +163,22 @@ def _own_texts() -> tuple[Variant, ...]:
         SIXTEENTH,
         BASE,
     )
+
+
+def _speeches() -> tuple[Variant, ...]:
+    """Peers that have a part of their own have other centuries."""
+    all_of_it = (
+        DENSE_MULOCO,
+        DATA_PARALLEL,
+        SIXTEENTH,
+        BASE,
+        replace(BASE, name="1/64, gain 4", densities=sparse(64, 4.0)),
+    )
+    own = tuple(
+        replace(v, name=f"{v.name}, own texts", own_text=True) for v in (DENSE_MULOCO, SIXTEENTH, all_of_it[-1])
+    )
+    bare = replace(own[-1], name=f"{own[-1].name}, restart at the anchor", rho=0.0)
+    return tuple(replace(v, name=f"speeches: {v.name}", corpus=SPEECHES) for v in (*all_of_it, *own, bare))
 
 
 def _polar() -> tuple[Variant, ...]:

@@ -263,4 +263,22 @@ def _eight() -> Question:
     return Question("Eight peers, 100 rounds", dense.name, variants)
 
 
-SMALL = (_eight(), *_small_batches(), *_questions())
+def _longer() -> tuple[Question, ...]:
+    """The same swarm over 100 and 300 rounds; the schedule of the rates ends with the run."""
+    return tuple(_of_rounds(rounds) for rounds in (100, 300))
+
+
+def _of_rounds(rounds: int) -> Question:
+    tokens = rounds * 8 * 10 * 2 * 128
+    swarm = {"steps": peers(8), "batch": 2, "tokens": tokens, "corpus": SPEECHES}
+    variants = (
+        replace(
+            DENSE_MULOCO, name=f"{rounds} rounds: dense float32, Nesterov 0.8/0.7", **{**swarm, "eta": 0.8, "mu": 0.7}
+        ),
+        replace(DATA_PARALLEL, name=f"{rounds} rounds: data-parallel Muon", **swarm),
+        replace(BASE, name=f"{rounds} rounds: 1/64, gain 4", densities=sparse(64, 4.0), **swarm),
+    )
+    return Question(f"The larger text, eight peers, {rounds} rounds", variants[0].name, variants)
+
+
+SMALL = (_eight(), *_longer(), *_small_batches(), *_questions())

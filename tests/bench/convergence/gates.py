@@ -31,7 +31,7 @@ def _swarm(count: int, steps: int = 10) -> dict[str, Any]:
 
 EIGHT = _swarm(8)
 ADAMW = {"inner": "adamw", "lr_adam": 0.01}
-DENSE8 = replace(DENSE_MULOCO, name="8 peers: dense float32, Nesterov 0.7/0.6", **EIGHT)
+DENSE8 = replace(DENSE_MULOCO, name="8 peers: dense float32, Nesterov 0.8/0.7", **{**EIGHT, "eta": 0.8, "mu": 0.7})
 SIXTEENTH8 = replace(SIXTEENTH, name="8 peers: 1/16, gain 2", **EIGHT)
 THIRTYSECOND8 = replace(BASE, name="8 peers: 1/32, gain 3", densities=sparse(32, 3.0), **EIGHT)
 SIXTYFOURTH8 = replace(BASE, name="8 peers: 1/64, gain 4", densities=sparse(64, 4.0), **EIGHT)
@@ -45,7 +45,7 @@ def _compression() -> Question:
     variants = (
         DENSE8,
         replace(DATA_PARALLEL, name="8 peers: data-parallel Muon", **EIGHT),
-        replace(DENSE8, name="8 peers: dense 2-bit, Nesterov 0.7/0.6", densities=DENSE2),
+        replace(DENSE8, name="8 peers: dense 2-bit, Nesterov 0.8/0.7", densities=DENSE2),
         SIXTEENTH8,
         THIRTYSECOND8,
         SIXTYFOURTH8,
@@ -76,7 +76,7 @@ def _attackers() -> Question:
 
 def _methods() -> Question:
     """Other methods, and the product's without one of its parts."""
-    diloco = replace(DENSE8, name="8 peers: dense DiLoCo, AdamW, Nesterov 0.7/0.9", **{**ADAMW, "mu": 0.9})
+    diloco = replace(DENSE8, name="8 peers: dense DiLoCo, AdamW, Nesterov 0.7/0.9", **{**ADAMW, "eta": 0.7, "mu": 0.9})
     sparseloco = replace(DENSE8, densities=sparse(32, 1.0), method="sparseloco", rho=0.0, eta=1.0, mu=0.0)
     variants = (
         DENSE8,
@@ -91,12 +91,14 @@ def _methods() -> Question:
 
 
 def _gains() -> Question:
-    gains = [(64, 2.0), (64, 3.0), (64, 4.0), (64, 5.0), (32, 2.0), (32, 3.0), (16, 2.0), (16, 2.5)]
+    gains = [(64, 3.0), (64, 4.0), (64, 5.0), (32, 2.0), (32, 3.0), (32, 4.0), (16, 2.0), (16, 3.0)]
     variants = (
         DENSE8,
+        replace(DENSE8, name="8 peers: dense float32, Nesterov 0.7/0.6", eta=0.7, mu=0.6),
         replace(DENSE8, name="8 peers: dense float32, Nesterov 1/0.5", eta=1.0, mu=0.5),
-        replace(DENSE8, name="8 peers: dense float32, Nesterov 0.8/0.7", eta=0.8, mu=0.7),
+        replace(DENSE8, name="8 peers: dense 2-bit, Nesterov 0.7/0.6", densities=DENSE2, eta=0.7, mu=0.6),
         *(replace(SIXTEENTH8, name=f"8 peers: 1/{p}, gain {g:g}", densities=sparse(p, g)) for p, g in gains),
+        replace(SIXTYFOURTH8, name="8 peers: 1/64, gain 6, decay 0.9", densities=sparse(64, 6.0), beta=0.9),
     )
     return Question("Gains: eight peers, 100 rounds", DENSE8.name, variants)
 

@@ -34,7 +34,7 @@ class Point:
 class Result:
     """What a run gave. `loss` is the held-out loss after the last fold; infinite when the run diverged.
 
-    `bits_per_parameter` is what a peer sends in a round; `seconds` went by, `cpu_s` were worked.
+    `bits_per_parameter` is what a peer sends in a round; `left_out` and `shrunk` are contributions that the screen found; `seconds` went by, `cpu_s` were worked.
     """
 
     variant: dict[str, Any]
@@ -53,6 +53,8 @@ class Result:
     curve: tuple[Point, ...]
     cpu_s: float = 0.0
     refused: int = 0
+    left_out: int = 0
+    shrunk: int = 0
     sent_share: float = 0.0
 
 

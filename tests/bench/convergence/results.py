@@ -34,7 +34,8 @@ class Point:
 class Result:
     """What a run gave. `loss` is the held-out loss after the last fold; infinite when the run diverged.
 
-    `bits_per_parameter` is what a peer sends in a round; `left_out` and `shrunk` are contributions that the screen found; `seconds` went by, `cpu_s` were worked.
+    `bits_per_parameter` is what a peer sends in a round; `seconds` went by, `cpu_s` were worked.
+    `left_out` and `shrunk` are contributions that the screen found.
     """
 
     variant: dict[str, Any]

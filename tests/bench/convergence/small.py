@@ -281,4 +281,28 @@ def _of_rounds(rounds: int) -> Question:
     return Question(f"The larger text, eight peers, {rounds} rounds", variants[0].name, variants)
 
 
-SMALL = (_eight(), *_longer(), *_small_batches(), *_questions())
+GAINS = {
+    2: {16: (1.0, 1.5, 2.0, 3.0), 64: (1.5, 2.5, 4.0)},
+    4: {16: (1.5, 2.0, 3.0), 64: (2.5, 3.5, 5.0)},
+    8: {16: (2.0, 3.0, 4.0), 64: (3.5, 5.0, 7.0)},
+    16: {16: (3.0, 4.0, 6.0), 64: (5.0, 7.0, 10.0)},
+}
+"""Which gains were tried: peers, then 1/density."""
+
+
+def _gains_of_counts() -> tuple[Question, ...]:
+    """So many peers of 2 x 128 tokens a step, 60 rounds: does the best gain grow with the number of peers?"""
+    return tuple(_gains_of(count, parts) for count, parts in GAINS.items())
+
+
+def _gains_of(count: int, parts: dict[int, tuple[float, ...]]) -> Question:
+    swarm = {"steps": peers(count), "batch": 2, "tokens": 60 * count * 10 * 2 * 128}
+    variants = tuple(
+        replace(BASE, name=f"{count} x 2: 1/{part}, gain {gain:g}", densities=sparse(part, gain), **swarm)
+        for part, gains in parts.items()
+        for gain in gains
+    )
+    return Question(f"Gains with {count} peers, 60 rounds", variants[0].name, variants)
+
+
+SMALL = (_eight(), *_gains_of_counts(), *_longer(), *_small_batches(), *_questions())

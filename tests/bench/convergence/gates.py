@@ -32,11 +32,11 @@ def _swarm(count: int, steps: int = 10) -> dict[str, Any]:
 EIGHT = _swarm(8)
 ADAMW = {"inner": "adamw", "lr_adam": 0.01}
 DENSE8 = replace(DENSE_MULOCO, name="8 peers: dense float32, Nesterov 0.8/0.7", **{**EIGHT, "eta": 0.8, "mu": 0.7})
-SIXTEENTH8 = replace(SIXTEENTH, name="8 peers: 1/16, gain 2", **EIGHT)
+SIXTEENTH8 = replace(SIXTEENTH, name="8 peers: 1/16, gain 3", densities=sparse(16, 3.0), **EIGHT)
 THIRTYSECOND8 = replace(BASE, name="8 peers: 1/32, gain 3", densities=sparse(32, 3.0), **EIGHT)
 SIXTYFOURTH8 = replace(BASE, name="8 peers: 1/64, gain 4", densities=sparse(64, 4.0), **EIGHT)
-SIXTEENTH4 = replace(SIXTEENTH, name="4 peers: 1/16, gain 2", **_swarm(4))
-TEN = replace(SIXTEENTH, name="10 peers: 1/16, gain 2", **_swarm(10, 5))
+SIXTEENTH4 = replace(SIXTEENTH, name="4 peers: 1/16, gain 3", densities=sparse(16, 3.0), **_swarm(4))
+TEN = replace(SIXTEENTH, name="10 peers: 1/16, gain 3", densities=sparse(16, 3.0), **_swarm(10, 5))
 
 
 def _compression() -> Question:
@@ -104,7 +104,7 @@ def _gains() -> Question:
 
 
 def _mixtures() -> Question:
-    mixed = tuple(Density(DENSE // part, 2, gain) for part, gain in ((64, 4.0), (32, 3.0), (16, 2.0), (16, 2.0)) * 2)
+    mixed = tuple(Density(DENSE // part, 2, gain) for part, gain in ((64, 4.0), (32, 3.0), (16, 3.0), (16, 3.0)) * 2)
     variants = (
         SIXTEENTH8,
         replace(SIXTEENTH8, name="8 peers: two each at 1/64 and 1/32, four at 1/16", densities=mixed),

@@ -13,7 +13,7 @@ from tscale.protocol.status import ScreenStatus
 
 _LOG = logging.getLogger("tscale.peer")
 REMEMBERED = 64  # manifests: one may be folded again
-SHOWN_ROUNDS = 64  # after the last one a warning is over
+SHOWN_ROUNDS = 64  # a warning is about the last ones, the head's among them
 ID_CHARS = 8  # the last ones: all ids begin alike
 
 
@@ -56,9 +56,9 @@ class Screening:
     def warning(self) -> str:
         """What to say of this node's own contributions while the last case is not long ago, or ''."""
         head = self._machine.head
-        if not self._own_rounds or head is None or head.round - self._own_rounds[-1] > SHOWN_ROUNDS:
+        if not self._own_rounds or head is None or head.round - self._own_rounds[-1] >= SHOWN_ROUNDS:
             return ""
-        count = sum(head.round - round_ <= SHOWN_ROUNDS for round_ in self._own_rounds)
+        count = sum(head.round - round_ < SHOWN_ROUNDS for round_ in self._own_rounds)
         return f"{_own_words(self._own_rounds[-1])}; {count} in the last {SHOWN_ROUNDS} rounds"
 
 

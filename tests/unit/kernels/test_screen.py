@@ -229,6 +229,30 @@ def test_the_bound_is_that_of_the_kept_ones() -> None:
     assert [v.factor for v in judge([1] * 3, [1.0, 1.0, 20.0], counts)] == [0.0, 1.0, 1.0], "two are left"
 
 
+def test_of_two_that_are_left_nobody_goes() -> None:
+    """The second one would make it half of the shares, and the first one would be back."""
+    verdicts = judge([1] * 3, [1.0] * 3, counted((0, 99), (0, 50), (9, 0)))
+    assert [verdict.factor for verdict in verdicts] == [0.0, 1.0, 1.0]
+
+
+def test_where_no_majority_can_be_told_the_counts_are_those_among_all() -> None:
+    among = {4: [(0, 99), (5, 3), (5, 2), (5, 1)], 3: [(0, 98), (9, 9), (9, 8)]}
+
+    def count(places: Sequence[int]) -> np.ndarray:
+        return np.array(among[len(places)], np.int64)
+
+    verdicts = judge([1] * 4, [1.0] * 4, count)
+    assert [(verdict.agree, verdict.against) for verdict in verdicts] == among[4]
+    assert all(verdict.factor == 1.0 for verdict in verdicts)
+
+
+def test_a_share_below_one_token_is_a_vote() -> None:
+    shares = [share((-1 if number == 1 else 1) * progress(1 + number), tokens=0.25) for number in range(5)]
+    screened = screen(shares, LAYOUT)
+    assert left_out(screened) == [1]
+    assert weights(screened) == [GAIN * 0.25] * 4
+
+
 def test_the_number_of_passes_is_bounded() -> None:
     asked: list[int] = []
 

@@ -77,9 +77,11 @@ def test_the_person_is_told_once_of_an_own_one_and_the_status_says_it_for_a_whil
     (line,) = told.lines
     assert line.startswith("round 1: this node's contribution went against those of the others") and "memory" in line
     assert told.screening.warning().startswith("round 2: ") and "2 in the last" in told.screening.warning()
+    told.screened(SHOWN_ROUNDS)
+    assert "2 in the last" in told.screening.warning()
+    told.screened(1 + SHOWN_ROUNDS)
+    assert told.screening.warning().startswith("round 2: ") and "1 in the last" in told.screening.warning()
     told.screened(2 + SHOWN_ROUNDS)
-    assert told.screening.warning().startswith("round 2: ")
-    told.screened(3 + SHOWN_ROUNDS)
     assert told.screening.warning() == ""
 
 
@@ -91,12 +93,13 @@ def test_a_manifest_that_is_folded_again_counts_once() -> None:
     assert told.screening.status() == ScreenStatus(1, 0)
 
 
-def test_what_does_not_fit_the_manifest_is_let_go() -> None:
+def test_what_does_not_fit_the_manifest_is_let_go(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     told.screening.take(Folded(b"?" * 32, b"", (0,), ()))
     assert told.screening.status() == ScreenStatus(0, 0)
-    told.screened(0, left_out=(7, -1))
-    assert told.lines == []
+    with caplog.at_level(logging.INFO, "tscale.peer"):
+        told.screened(0, left_out=(7, -1, -2, -3))
+    assert told.lines == [] and caplog.messages == []
 
 
 def test_the_board_shows_the_counts_and_the_warning() -> None:

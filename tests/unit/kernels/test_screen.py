@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import fsum, sqrt
+from math import fsum, isfinite, sqrt
 
 import numpy as np
 import pytest
@@ -73,6 +73,34 @@ def test_the_mixed_ones_try_every_verdict() -> None:
     verdicts = [verdict for seed in range(6) for verdict in screen(mixed(seed), LAYOUT).verdicts]
     assert any(v.is_left_out for v in verdicts) and any(v.is_shrunk for v in verdicts)
     assert any(v.factor == 1.0 for v in verdicts) and any(v.size == 0.0 for v in verdicts)
+
+
+LAYOUTS = {
+    "all small": Layout((TensorSpec("n", (7,), "small"), TensorSpec("q", (3, 3), "matrix"))),
+    "one value": Layout((TensorSpec("z", (1,), "matrix"),), small_numel=0),
+    "blocks and a rest": Layout(
+        (TensorSpec("a", (33 * 4096 + 9,), "matrix"), TensorSpec("b", (2,), "matrix")), small_numel=0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_twins_agree_where_numbers_are_at_their_ends(name: str) -> None:
+    """Nothing sent, zeros with a sign, subnormals, the largest numbers, equal ones, shares far below one token."""
+    layout = LAYOUTS[name]
+    own = np.random.default_rng(3).standard_normal(layout.numel).astype(np.float32)
+    ends = [np.zeros_like(own), np.copysign(np.float32(0), own), own * np.float32(1e-41)]
+    ends += [np.sign(own) * np.float32(3e38), own, own, -own, np.abs(own)]
+    for rungs in ([EXACT], [SPARSE, EXACT, DENSE]):
+        shares = [
+            Share(encode(one.copy(), layout, rungs[i % len(rungs)]), [1000.0, 2.5, 1e-9, 2.0**40][i % 4], GAIN)
+            for i, one in enumerate(ends)
+        ]
+        expected = screen_reference(shares, layout)
+        found = screen(shares, layout, 3)
+        assert found.verdicts == expected.verdicts and weights(found) == weights(expected)
+        assert screen(shares[::-1], layout).verdicts == expected.verdicts[::-1]
+        assert all(0.0 <= verdict.factor <= 1.0 and isfinite(verdict.size) for verdict in found.verdicts)
 
 
 def test_equals_the_definition_value_by_value() -> None:

@@ -15,6 +15,8 @@ from tscale.kernels.codec.fast_add import Sources, add_chunks, cursors, sources
 from tscale.kernels.fold import Arrays, FoldPart, TensorFold, weighted_sum
 from tscale.kernels.layout import Layout
 
+# numba's cache doesn't see changes in fast_add.py: df3b0730
+
 BLOCK_CHUNKS = 32  # 1 MiB of float64
 
 

@@ -14,6 +14,9 @@ from tscale.kernels.fold_fast import BLOCK_CHUNKS
 from tscale.kernels.layout import Layout
 from tscale.kernels.screen import Counter
 
+# numba's cache doesn't see changes in fast_add.py: df3b0730
+# numba's cache doesn't see changes in fold_fast.py: 3aca1a44
+
 
 @njit(cache=True, nogil=True)
 def _count(chunks: tuple, which: Sources, at: np.ndarray, counts: np.ndarray) -> None:

@@ -19,6 +19,8 @@ from tscale.kernels.codec.plan import ChunkPlan
 from tscale.kernels.codec.rung import CHUNK
 from tscale.kernels.codec.streams import ESCAPE, Streams, mask_positions, unpack_bits
 
+# numba's cache doesn't see changes in fast_select.py: 8fe283c9
+
 MAGNITUDE_MASK = 0x7FFFFFFF
 LARGEST_FINITE = 0x7F7FFFFF
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tscale.protocol.gains import effective_peers, scaled_gain
 from tscale.protocol.hashing import digest
 from tscale.protocol.records import Announcement, Manifest, SignedRecord
 from tscale.protocol.spec import SwarmSpec
@@ -55,7 +56,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Part:
-    """One contribution of a manifest, its share (tokens * age factor) and its rung's gain.
+    """One contribution of a manifest, its share (tokens * age factor) and its rung's gain for so many peers.
 
     Its weight is gain * share over the shares of all that the screen of the fold keeps.
     """
@@ -197,13 +198,14 @@ class Chain:
         """The contributions of a link that have a share, authors sorted."""
         if link.signed is None or link.parent is None:
             return ()
-        found: list[Part] = []
+        shared: list[tuple[SignedRecord[Announcement], float]] = []
         for part in link.signed.contributions:
             factor = 1.0 if part.record.base == link.signed.record.parent else self.spec.outer.age_factor
             share = float(part.record.tokens) * factor
             if share > 0.0:
-                found.append(Part(part, share, self.spec.codec.rungs[part.record.rung].gain))
-        return tuple(found)
+                shared.append((part, share))
+        peers, rungs = effective_peers([share for _, share in shared]), self.spec.codec.rungs
+        return tuple(Part(part, share, scaled_gain(rungs[part.record.rung].gain, peers)) for part, share in shared)
 
     def best(self, usable: Callable[[Link], bool] | None = None, top: Link | None = None) -> Link:
         """The head among the valid manifests for which `usable` holds, with all their ancestors up to `top`."""

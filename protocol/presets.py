@@ -44,8 +44,8 @@ _INNER = InnerSpec(
 )
 _CODEC = CodecSpec(
     (
-        RungSpec("1/64", kept_per_chunk=64, bits=2, gain=4.0, lone_only=False),
-        RungSpec("1/32", kept_per_chunk=128, bits=2, gain=3.0, lone_only=False),
+        RungSpec("1/64", kept_per_chunk=64, bits=2, gain=5.0, lone_only=False),
+        RungSpec("1/32", kept_per_chunk=128, bits=2, gain=4.0, lone_only=False),
         RungSpec("1/16", kept_per_chunk=256, bits=2, gain=3.0, lone_only=False),
         RungSpec("dense32", kept_per_chunk=4096, bits=32, gain=1.0, lone_only=True),
     ),

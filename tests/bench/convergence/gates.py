@@ -33,10 +33,10 @@ EIGHT = _swarm(8)
 ADAMW = {"inner": "adamw", "lr_adam": 0.01}
 DENSE8 = replace(DENSE_MULOCO, name="8 peers: dense float32, Nesterov 0.8/0.7", **{**EIGHT, "eta": 0.8, "mu": 0.7})
 SIXTEENTH8 = replace(SIXTEENTH, name="8 peers: 1/16, gain 3", densities=sparse(16, 3.0), **EIGHT)
-THIRTYSECOND8 = replace(BASE, name="8 peers: 1/32, gain 3", densities=sparse(32, 3.0), **EIGHT)
-SIXTYFOURTH8 = replace(BASE, name="8 peers: 1/64, gain 4", densities=sparse(64, 4.0), **EIGHT)
-SIXTEENTH4 = replace(SIXTEENTH, name="4 peers: 1/16, gain 3", densities=sparse(16, 3.0), **_swarm(4))
-TEN = replace(SIXTEENTH, name="10 peers: 1/16, gain 3", densities=sparse(16, 3.0), **_swarm(10, 5))
+THIRTYSECOND8 = replace(BASE, name="8 peers: 1/32, gain 4", densities=sparse(32, 4.0), **EIGHT)
+SIXTYFOURTH8 = replace(BASE, name="8 peers: 1/64, gain 5", densities=sparse(64, 5.0), **EIGHT)
+SIXTEENTH4 = replace(SIXTEENTH, name="4 peers: 1/16", densities=sparse(16, 3.0), scaled=True, **_swarm(4))
+TEN = replace(SIXTEENTH, name="10 peers: 1/16", densities=sparse(16, 3.0), scaled=True, **_swarm(10, 5))
 
 
 def _compression() -> Question:
@@ -83,8 +83,8 @@ def _methods() -> Question:
         diloco,
         replace(sparseloco, name="8 peers: SparseLoCo's rule, 1/32, AdamW", **ADAMW),
         replace(sparseloco, name="8 peers: SparseLoCo's rule, 1/32, inner Muon"),
-        replace(SIXTYFOURTH8, name="8 peers: 1/64, gain 4, no error feedback", error_feedback=False),
-        replace(SIXTYFOURTH8, name="8 peers: 1/64, gain 4, restart at the anchor", rho=0.0),
+        replace(SIXTYFOURTH8, name="8 peers: 1/64, gain 5, no error feedback", error_feedback=False),
+        replace(SIXTYFOURTH8, name="8 peers: 1/64, gain 5, restart at the anchor", rho=0.0),
         replace(DENSE8, name="8 peers: dense 2-bit, no error feedback", densities=DENSE2, error_feedback=False),
     )
     return Question("Other methods: eight peers, 100 rounds", DENSE8.name, variants)
@@ -104,14 +104,14 @@ def _gains() -> Question:
 
 
 def _mixtures() -> Question:
-    mixed = tuple(Density(DENSE // part, 2, gain) for part, gain in ((64, 4.0), (32, 3.0), (16, 3.0), (16, 3.0)) * 2)
+    mixed = tuple(Density(DENSE // part, 2, gain) for part, gain in ((64, 5.0), (32, 4.0), (16, 3.0), (16, 3.0)) * 2)
     variants = (
         SIXTEENTH8,
         replace(SIXTEENTH8, name="8 peers: two each at 1/64 and 1/32, four at 1/16", densities=mixed),
         replace(SIXTEENTH8, name="8 peers: 1/16, two join after half of the rounds", joins=(50, 50)),
         replace(DENSE8, name="8 peers: dense float32, own texts", own_text=True),
         replace(SIXTEENTH8, name="8 peers: 1/16, own texts", own_text=True),
-        replace(SIXTYFOURTH8, name="8 peers: 1/64, gain 4, own texts", own_text=True),
+        replace(SIXTYFOURTH8, name="8 peers: 1/64, gain 5, own texts", own_text=True),
     )
     return Question("Mixed densities, joiners, own texts: eight peers, 100 rounds", SIXTEENTH8.name, variants)
 

@@ -26,6 +26,7 @@ from tscale.kernels.screen import Share
 from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker.kernel_config import KernelConfig, kernel_config
 from tscale.node.worker.session import batch_key
+from tscale.protocol.gains import EIGHT, effective_peers, scaled_gain
 from tscale.protocol.hashing import blob_ref, digest
 from tscale.protocol.presets import preset
 from tscale.protocol.spec import NO_OWNER, SwarmSpec
@@ -280,10 +281,13 @@ class Swarm:
     def _fold(self, contributions: list[Contribution]) -> bool:
         """One manifest: shares as protocol/chain.py gives them. Nothing happens when nothing arrived."""
         variant = self.setting.variant
+        tokens = [c.tokens * (variant.age_factor if c.late else 1.0) for c in contributions]
+        peers = effective_peers(tokens) if variant.scaled else EIGHT
         shares = [
-            Share(c.decoded, c.tokens * (variant.age_factor if c.late else 1.0), self._gain(c)) for c in contributions
+            Share(c.decoded, share, scaled_gain(self._gain(c), peers))
+            for c, share in zip(contributions, tokens, strict=True)
+            if share
         ]
-        shares = [share for share in shares if share.tokens]
         if not shares:
             return False
         if variant.method == "sparseloco":

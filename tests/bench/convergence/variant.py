@@ -54,6 +54,8 @@ class Variant:
     screened     the fold leaves out, or makes smaller, what its screen finds (lab only: False folds all as it came).
     joins        rounds at whose start the last peers of `steps` join, one each; the others are there from the start.
     own_text     every peer trains on a part of the text of its own; else on all of it.
+    scaled       gains are those of eight equal peers, and scaled with their number as the product does. Else they are
+                 what is folded.
     late_gain    the gain goes from its density's to this, linearly over the run (lab only).
     finish       densities of the last tenth of the run, instead of `densities`.
     polar        the inner Newton-Schulz steps: "minimax", or "fixed" for one published triple (rules.py).
@@ -80,6 +82,7 @@ class Variant:
     screened: bool = True
     joins: tuple[int, ...] = ()
     own_text: bool = False
+    scaled: bool = False
     late_gain: float | None = None
     finish: tuple[Density, ...] = ()
     polar: str = "minimax"

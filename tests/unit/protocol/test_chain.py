@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.solo import GENESIS, SPEC, announce, manifest, other
 from tscale.protocol.chain import Chain, Link, candidate_order, genesis_digest, majority_state
+from tscale.protocol.gains import scaled_gain
 from tscale.protocol.hashing import BlobRef, digest
 from tscale.protocol.records import Manifest, SignedRecord
 from tscale.protocol.spec import AdmissionSpec
@@ -223,7 +224,7 @@ def test_the_majority_is_of_tokens_and_only_of_the_base() -> None:
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def test_shares_are_tokens_times_age_beside_the_gain_of_the_rung() -> None:
+def test_shares_are_tokens_times_age_beside_the_gain_of_the_rung_for_so_many() -> None:
     chain, made = chain_of(2)
     sparse, denser = SPEC.codec.rungs[0], SPEC.codec.rungs[2]
     assert sparse.gain != denser.gain
@@ -234,11 +235,14 @@ def test_shares_are_tokens_times_age_beside_the_gain_of_the_rung() -> None:
     ]
     link = added(chain, manifest(ALICE, 2, parts, made[1].digest, before=200))
     got = {part.announcement.public: (part.share, part.gain) for part in chain.parts(link)}
+    assert SPEC.outer.age_factor == 0.5
+    peers = 500.0**2 / (300.0**2 + 2 * 100.0**2)
     assert got == {
-        ALICE.public: (300.0, sparse.gain),
-        BOB.public: (200.0 * SPEC.outer.age_factor, sparse.gain),
-        CAROL.public: (100.0, denser.gain),
+        ALICE.public: (300.0, scaled_gain(sparse.gain, peers)),
+        BOB.public: (100.0, scaled_gain(sparse.gain, peers)),
+        CAROL.public: (100.0, scaled_gain(denser.gain, peers)),
     }
+    assert got[ALICE.public][1] > got[CAROL.public][1] == 1.0  # not below a plain mean
     assert [part.announcement.public for part in chain.parts(link)] == [ALICE.public, BOB.public, CAROL.public]
 
 

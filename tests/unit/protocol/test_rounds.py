@@ -8,6 +8,7 @@ from tests.helpers.solo import GENESIS, LENGTH_S, SPEC, T0, Solo, announce, mani
 from tscale.protocol import effects as fx
 from tscale.protocol import events as ev
 from tscale.protocol.chain import Chain, candidate_order, genesis_digest
+from tscale.protocol.gains import scaled_gain
 from tscale.protocol.identity import Identity
 from tscale.protocol.messages import Push
 from tscale.protocol.records import Manifest, SignedRecord
@@ -156,7 +157,7 @@ def test_a_manifest_of_another_candidate_ends_the_wait() -> None:
     theirs = announce(ranked(0), 0)
     solo.hold(ranked(0), theirs)
     solo.ask(ranked(0), Push((manifest(ranked(0), 0, [theirs]).bytes,)))
-    share, gain = float(theirs.record.tokens), SPEC.codec.rungs[0].gain
+    share, gain = float(theirs.record.tokens), scaled_gain(SPEC.codec.rungs[0].gain, 1.0)
     assert solo.fold().parts == ((theirs.record.blob.root, share, gain),)
     solo.at(CLOSE + 8.0)
     assert solo.sealed() == []

@@ -75,6 +75,7 @@ def test_numbers_that_are_not_finite_are_not_written() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        ({"schema": 1}, "another schema than 2: start the node again in this program's version"),
         ({"schema": 3}, "another schema"),
         ({"schema": None}, "another schema"),
         ({"extra": 1}, "unknown field 'extra'"),

@@ -161,7 +161,8 @@ class StatusSnapshot:
         except (ValueError, RecursionError) as error:
             raise RefuseFrame(f"the status is not JSON: {type(error).__name__}") from error
         if type(plain) is dict and plain.get("schema") != STATUS_SCHEMA:
-            raise RefuseFrame(f"the status has another schema than {STATUS_SCHEMA}: node and reader differ in version")
+            what = f"another schema than {STATUS_SCHEMA}: start the node again in this program's version"
+            raise RefuseFrame(f"the status has {what}")
         snapshot = from_plain(cls, plain, JSON)
         _check_limits(snapshot)
         return snapshot

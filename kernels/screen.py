@@ -8,10 +8,12 @@ majority vote, arXiv 1810.05291). Over the values of contribution i, `agree` cou
 others' sum of votes, `against` those of the opposite one. The one with the lowest z = (agree - against) / sqrt(agree +
 against) is left out when that is below -DEVIATIONS, and the rest is counted again without it: a dense one that is
 wrong makes all sparse ones look wrong as long as it votes. In the last of PASSES all below go. When half of the shares
-or more would be left out, nobody is: no majority can be told.
+or more would be left out, nobody is: no majority can be told. One with less than 1/TINY of the median share is not
+worth a pass, and is kept.
 
-Size. n_i is the root of (sum of squares / share). Where three or more are kept, n_i above LARGEST times their lower
-median has the weight multiplied by what brings it there. A contribution that sends nothing has no size.
+Size. n_i is the root of (sum of squares / share). Where three or more are kept, n_i above LARGEST times their median
+(by shares, so that many small ones can't move it) has the weight multiplied by what brings it there. A contribution
+that sends nothing has no size.
 
 Both parts look at what was sent, so neither sees values moved to other places, nor small changes.
 """
@@ -33,6 +35,7 @@ from tscale.kernels.layout import Layout, TensorSpec
 THREE = 3
 DEVIATIONS = 4
 LARGEST = 5.0
+TINY = 16
 PASSES = 8  # so that many wrong ones can't make a fold take forever
 MAX_TOTAL = float(1 << 52)
 """Shares add up to less, so that sums of votes are exact in float64."""
@@ -123,8 +126,8 @@ def _screen(shares: Sequence[Share], layout: Layout, threads: int, impl: str) ->
 def judge(votes: Sequence[int], sizes: Sequence[float], count: Count) -> list[Verdict]:
     """The verdicts on three or more contributions, from their votes and sizes."""
     out, counts = _find_against(votes, count)
-    kept = sorted(size for place, size in enumerate(sizes) if size and place not in out)
-    bound = LARGEST * kept[(len(kept) - 1) // 2] if len(kept) >= THREE else inf
+    kept = [(size, votes[place]) for place, size in enumerate(sizes) if size and place not in out]
+    bound = LARGEST * _weighted_median(kept) if len(kept) >= THREE else inf
     factors = [0.0 if place in out else bound / size if size > bound else 1.0 for place, size in enumerate(sizes)]
     return [
         Verdict(factor, int(agree), int(against), size)
@@ -132,17 +135,28 @@ def judge(votes: Sequence[int], sizes: Sequence[float], count: Count) -> list[Ve
     ]
 
 
+def _weighted_median(pairs: Sequence[tuple[float, int]]) -> float:
+    """The least of the values at or below which half of the votes lie."""
+    half, below = sum(vote for _, vote in pairs), 0
+    for value, vote in sorted(pairs):
+        below += vote
+        if 2 * below >= half:
+            return value
+    raise ValueError("no values")
+
+
 def _find_against(votes: Sequence[int], count: Count) -> tuple[set[int], np.ndarray]:
     """Who goes against the others, and the counts of all, those of the left out from when they were left out."""
     kept, out = list(range(len(votes))), set[int]()
     counts = first = count(kept)
+    heavy = {place for place in kept if TINY * votes[place] >= sorted(votes)[(len(votes) - 1) // 2]}
     for turn in range(1, PASSES + 1):
-        strengths = {place: _strength(*map(int, counts[place])) for place in kept}
-        worst = max(strengths.values())
+        strengths = {place: _strength(*map(int, counts[place])) for place in kept if place in heavy}
+        worst = max(strengths.values(), default=Fraction(0))
         if worst <= DEVIATIONS**2:
             break
         bar = DEVIATIONS**2 if turn == PASSES else worst
-        out |= {place for place in kept if strengths[place] >= bar and strengths[place] > DEVIATIONS**2}
+        out |= {place for place, strength in strengths.items() if strength >= bar and strength > DEVIATIONS**2}
         if 2 * sum(votes[place] for place in out) >= sum(votes):
             return set(), first
         kept = [place for place in kept if place not in out]

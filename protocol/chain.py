@@ -19,6 +19,8 @@ from tscale.protocol.spec import SwarmSpec
 MAX_KEPT_BYTES = 128 << 20  # of the followed chain: less than what a node reads back after a restart
 MAX_PLACES = 4096  # remembered of one parent's candidates
 MAX_PER_SEALER = 4  # manifests of one sealer for one round on one parent
+JUDGED = 3  # contributions; of two nobody can say which claims too much
+LARGEST_SHARE = 4.0  # of the lower median
 
 
 @dataclass(eq=False)
@@ -195,7 +197,11 @@ class Chain:
         return None
 
     def parts(self, link: Link) -> tuple[Part, ...]:
-        """The contributions of a link that have a share, authors sorted."""
+        """The contributions of a link that have a share, authors sorted.
+
+        Of JUDGED or more, none has more than LARGEST_SHARE times the lower median: tokens are claims, and one claim
+        must not outweigh all others.
+        """
         if link.signed is None or link.parent is None:
             return ()
         shared: list[tuple[SignedRecord[Announcement], float]] = []
@@ -204,6 +210,9 @@ class Chain:
             share = float(part.record.tokens) * factor
             if share > 0.0:
                 shared.append((part, share))
+        if len(shared) >= JUDGED:
+            cap = LARGEST_SHARE * sorted(share for _, share in shared)[(len(shared) - 1) // 2]
+            shared = [(part, min(share, cap)) for part, share in shared]
         peers, rungs = effective_peers([share for _, share in shared]), self.spec.codec.rungs
         return tuple(Part(part, share, scaled_gain(rungs[part.record.rung].gain, peers)) for part, share in shared)
 

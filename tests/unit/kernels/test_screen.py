@@ -257,6 +257,25 @@ def test_the_bound_is_that_of_the_kept_ones() -> None:
     assert [v.factor for v in judge([1] * 3, [1.0, 1.0, 20.0], counts)] == [0.0, 1.0, 1.0], "two are left"
 
 
+def test_many_small_ones_do_not_move_the_bound() -> None:
+    sizes, votes = [1.0] * 4 + [0.001] * 20, [100] * 4 + [1] * 20
+    verdicts = judge(votes, sizes, counted(*[(9, 0)] * len(sizes)))
+    assert {verdict.factor for verdict in verdicts} == {1.0}
+    assert judge([100] * 4 + [80] * 6, [1.0] * 4 + [0.001] * 6, counted(*[(9, 0)] * 10))[0].factor < 0.01
+
+
+def test_what_has_a_sixteenth_of_the_median_share_is_not_worth_a_pass() -> None:
+    asked: list[int] = []
+
+    def count(places: Sequence[int]) -> np.ndarray:
+        asked.append(len(places))
+        return np.array([(9, 0) if place < 5 else (0, 99) for place in places])
+
+    assert {verdict.factor for verdict in judge([160] * 5 + [9] * 4, [1.0] * 9, count)} == {1.0}
+    assert asked == [9]
+    assert [v.factor for v in judge([160] * 5 + [10], [1.0] * 6, count)] == [1.0] * 5 + [0.0]
+
+
 def test_of_two_that_are_left_nobody_goes() -> None:
     """The second one would make it half of the shares, and the first one would be back."""
     verdicts = judge([1] * 3, [1.0] * 3, counted((0, 99), (0, 50), (9, 0)))

@@ -246,6 +246,25 @@ def test_shares_are_tokens_times_age_beside_the_gain_of_the_rung_for_so_many() -
     assert [part.announcement.public for part in chain.parts(link)] == [ALICE.public, BOB.public, CAROL.public]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "shares"),
+    [
+        ((100, 200, 10_000), [100.0, 200.0, 800.0]),
+        ((100, 200, 300), [100.0, 200.0, 300.0]),
+        ((100, 10_000), [100.0, 10_000.0]),  # of two nobody can say which claims too much
+    ],
+)
+def test_one_claim_does_not_outweigh_the_others(tokens: tuple[int, ...], shares: list[float]) -> None:
+    chain, made = chain_of(1)
+    parts = [
+        announce(author, 1, made[0].digest, tokens=claim)
+        for author, claim in zip((ALICE, BOB, CAROL), tokens, strict=False)
+    ]
+    link = added(chain, manifest(ALICE, 1, parts, made[0].digest, before=100))
+    assert sorted(part.share for part in chain.parts(link)) == shares
+    assert link.tokens == sum(tokens), "what was claimed counts for the schedule"
+
+
 def test_a_lone_dense_contribution_has_gain_one() -> None:
     """A swarm of one steps exactly like a plain loop."""
     chain = Chain(SPEC)

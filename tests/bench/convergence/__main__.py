@@ -15,6 +15,8 @@ from tests.bench.convergence.lists import LISTS
 from tests.bench.convergence.report import render
 from tests.bench.convergence.results import ROOT, ResultStore, code_version
 from tests.bench.convergence.running import run_all
+from tests.bench.convergence.swarm import PACKAGES
+from tests.bench.convergence.texts import FETCH, is_there
 from tests.bench.convergence.wire import write_into
 
 RESULTS = ROOT / "docs" / "results" / "convergence"
@@ -43,7 +45,10 @@ def main(argv: list[str]) -> int:
         seeds = {int(seed) for seed in args.seeds.split(",") if seed}
         runs = [run for question in questions for run in question.runs]
         wanted = [run for run in runs if re.search(args.match, run.name) and (not seeds or run.seed in seeds)]
-        missing = store.missing(wanted, None if args.any_code else code_version())
+        ready = [run for run in wanted if is_there(run.corpus, PACKAGES)]
+        if len(ready) < len(wanted):
+            say(f"{len(wanted) - len(ready)} runs are left out, their text is not here: {FETCH}")
+        missing = store.missing(ready, None if args.any_code else code_version())
         say(f"{len(missing)} runs to do, results in {args.results}")
         run_all(missing, store, args.jobs, say)
     say(render(questions, store, args.page))

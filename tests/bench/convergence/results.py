@@ -11,8 +11,10 @@ from typing import Any
 
 from blake3 import blake3
 
-from tests.bench.convergence.swarm import Setting, set_up
+from tests.bench.convergence.swarm import spec_of
 from tests.bench.convergence.variant import Variant
+from tscale.node.worker.kernel_config import kernel_config
+from tscale.protocol.hashing import BlobRef
 
 ROOT = Path(__file__).resolve().parents[3]
 LAB = "tests/bench/convergence"
@@ -59,9 +61,13 @@ class Result:
     sent_share: float = 0.0
 
 
-def run_key(setting: Setting) -> str:
-    """16 hex digits that two runs share only when variant, model and inner settings are equal, whatever their names."""
-    what = (setting.variant.plain, asdict(setting.kernels.model), asdict(setting.kernels.inner))
+def run_key(variant: Variant) -> str:
+    """16 hex digits that two runs share only when variant, model and inner settings are equal, whatever their names.
+
+    The text need not be there.
+    """
+    kernels = kernel_config(spec_of(variant, BlobRef(bytes(32), 1)))
+    what = (variant.plain, asdict(kernels.model), asdict(kernels.inner))
     return blake3(json.dumps((FORMAT, what), sort_keys=True).encode()).hexdigest(length=8)
 
 
@@ -91,12 +97,12 @@ class ResultStore:
 
     def find(self, variant: Variant, code: str | None) -> Result | None:
         """The newest result of a variant by this code, or, with None, by any code."""
-        found = [read_result(path) for path in self.folder.glob(f"*-{run_key(set_up(variant))}-{code or '*'}.json")]
+        found = [read_result(path) for path in self.folder.glob(f"*-{run_key(variant)}-{code or '*'}.json")]
         return max(found, key=lambda result: result.date, default=None)
 
     def missing(self, variants: Iterable[Variant], code: str | None) -> list[Variant]:
         """Those without a result, each run once."""
-        keyed = {run_key(set_up(variant)): variant for variant in variants}
+        keyed = {run_key(variant): variant for variant in variants}
         return [variant for variant in keyed.values() if self.find(variant, code) is None]
 
     def write(self, result: Result) -> Path:

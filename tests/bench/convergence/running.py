@@ -45,7 +45,7 @@ def run(variant: Variant, code: str, final_windows: int = FINAL_WINDOWS) -> Resu
     curve.append(Point(tally.round, tally.tokens_folded, tally.bits_sent, loss))
     return Result(
         variant=variant.plain,
-        run=run_key(setting),
+        run=run_key(variant),
         code=code,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - begin_s, 1),

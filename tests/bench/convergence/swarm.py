@@ -27,7 +27,7 @@ from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker.kernel_config import KernelConfig, kernel_config
 from tscale.node.worker.session import batch_key
 from tscale.protocol.gains import EIGHT, effective_peers, scaled_gain
-from tscale.protocol.hashing import blob_ref, digest
+from tscale.protocol.hashing import BlobRef, blob_ref, digest
 from tscale.protocol.presets import preset
 from tscale.protocol.spec import NO_OWNER, SwarmSpec
 
@@ -76,17 +76,22 @@ class Tally:
 
 
 def set_up(variant: Variant) -> Setting:
-    """The preset of a variant, with the variant's settings in it, in the kernels' terms."""
+    """The preset of a variant, with the variant's settings in it, in the kernels' terms. Reads the text."""
     text = read_text(variant.corpus, PACKAGES)
-    spec = preset(variant.preset, data=(blob_ref(text),), owner=NO_OWNER, t0_unix_s=0.0, seed=variant.seed)
+    spec = spec_of(variant, blob_ref(text))
+    return Setting(variant, spec, kernel_config(spec), ByteCorpus(text, spec.data.heldout_per_mille))
+
+
+def spec_of(variant: Variant, text: BlobRef) -> SwarmSpec:
+    """The spec of a variant over a text."""
+    spec = preset(variant.preset, data=(text,), owner=NO_OWNER, t0_unix_s=0.0, seed=variant.seed)
     given = {name: getattr(variant, name) for name in ("lr_muon", "lr_adam", "batch", "context")}
     inner = replace(spec.inner, **{name: value for name, value in given.items() if value is not None})
     warmup_tokens = min(spec.inner.warmup_tokens, variant.tokens // 10)
     inner = replace(inner, warmup_tokens=warmup_tokens, schedule_tokens=variant.tokens)
     outer = replace(spec.outer, eta=variant.eta, mu=variant.mu, rho=variant.rho, beta=variant.beta)
     caps = spec.caps if variant.max_rms is None else replace(spec.caps, max_rms=variant.max_rms)
-    spec = replace(spec, inner=inner, outer=replace(outer, age_factor=variant.age_factor), caps=caps)
-    return Setting(variant, spec, kernel_config(spec), ByteCorpus(text, spec.data.heldout_per_mille))
+    return replace(spec, inner=inner, outer=replace(outer, age_factor=variant.age_factor), caps=caps)
 
 
 def make_trainer(setting: Setting, local: np.ndarray) -> InnerTrainer:

@@ -38,6 +38,11 @@ def read_text(name: str, folder: Path) -> bytes:
     return text
 
 
+def is_there(name: str, folder: Path) -> bool:
+    """Whether `read_text` would find it."""
+    return name == BOOK or (folder / SPEECHES_PACKAGE).is_file()
+
+
 def own_part(corpus: ByteCorpus, index: int, count: int) -> ByteCorpus:
     """The same corpus, its training part cut down to the `index`-th of `count` equal runs of stretches: a peer that
     has a part of the text to itself. What is held out stays the same."""

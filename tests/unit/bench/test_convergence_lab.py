@@ -202,7 +202,7 @@ def test_the_table_compares_seed_by_seed(tmp_path: Path) -> None:
 
 def _result(variant: Variant, loss: float) -> Result:
     curve = (Point(0, 0, 0.0, 5.0), Point(3, 768, 8e6, loss))
-    run_ = run_key(set_up(variant))
+    run_ = run_key(variant)
     return Result(variant.plain, run_, "0" * 8, "2026-01-01T00:00:00", 1.0, 5, 3, 768, 768, 0.5, 0, 0.1, loss, curve)
 
 

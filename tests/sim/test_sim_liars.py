@@ -116,9 +116,10 @@ def test_a_real_drift_is_repaired_although_liars_have_been_found_out(liars: int)
     assert {peer.public for peer in world.trainers()} <= link.authors
 
 
-def test_a_peer_whose_state_before_the_head_is_broken_takes_over_a_state_of_the_others() -> None:
-    """To fold the head again helps nothing then."""
-    world = World(sim_spec(), 40)
+def test_a_peer_whose_state_before_the_head_is_broken_is_one_with_the_others_again() -> None:
+    """To fold the head again helps nothing then: it takes over a state of theirs, or, where it has sealed alone
+    meanwhile, goes back to where the chains part."""
+    world = World(sim_spec(), 41)
     for _ in range(4):
         world.add()
     assert_agreed(world, 5)
@@ -131,5 +132,5 @@ def test_a_peer_whose_state_before_the_head_is_broken_takes_over_a_state_of_the_
     worker.replica.head = replace(worker.replica.head, anchor=anchor)  # the machine knows nothing of it
     worker.digest = digest("test", b"broken")
     world.run_until(world.close_of(25))
-    assert victim.loads and events(victim).count("drifted") <= 4, events(victim)
+    assert 1 <= events(victim).count("drifted") <= 4, events(victim)
     assert len(assert_agreed(world, 26).authors) == 4

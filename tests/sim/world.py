@@ -29,8 +29,14 @@ DISCOVER_MAX = 16
 SMALL_BYTES, SMALL_S = 16 * 1024, 2.0  # frames up to this size pass ahead of longer ones, as on the node's transport
 
 
+GAINS = {"1/64": 3.0, "1/32": 2.0, "1/16": 2.0}
+
+
 def sim_spec(**changes: Any) -> SwarmSpec:
-    """The spec of simulated swarms: 12 s rounds, the demo's codec and outer step. `changes` replace round fields."""
+    """The spec of simulated swarms: 12 s rounds, the demo's ladder, gains of its own. `changes` replace round fields.
+
+    Identities and draws come from the spec's digest: other gains in the presets must not be other swarms here.
+    """
     ref = BlobRef(blob_root(len(DATASET), chunk_hashes(DATASET)), len(DATASET))
     spec = preset("nano", data=(ref,), owner=bytes(32), t0_unix_s=T0)
     rounds = replace(
@@ -42,7 +48,8 @@ def sim_spec(**changes: Any) -> SwarmSpec:
         step_max_s=1.0,
         snapshot_every=4,
     )
-    return replace(spec, rounds=replace(rounds, **changes))
+    rungs = tuple(replace(rung, gain=GAINS.get(rung.name, rung.gain)) for rung in spec.codec.rungs)
+    return replace(spec, codec=replace(spec.codec, rungs=rungs), rounds=replace(rounds, **changes))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Built-in specs by the model's size.
 
 `nano` (0.04M parameters, for tests), `demo` (0.2M), `tiny` (0.9M), `125m` (99M), `350m` (276M), `1.5b` (1.38B).
-docs/results/convergence.md has the reason of each setting and the bytes of a round. Outer step and codec were
-measured at 0.2M parameters; no preset above `tiny` has been trained, so their rates are extrapolated.
+docs/results/convergence.md has the reason of each setting and the bytes of a round. A rung's gain is that of eight equal
+contributions (gains.py). Outer step and codec were measured at 0.2M and 0.9M parameters; no preset above `tiny` has been
+trained, so their rates are extrapolated.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ _CODEC = CodecSpec(
     small_numel=1024,
 )
 _DENSER = (
-    RungSpec("1/8", kept_per_chunk=512, bits=2, gain=1.75, lone_only=False),
-    RungSpec("1/4", kept_per_chunk=1024, bits=2, gain=1.75, lone_only=False),
-    RungSpec("dense2", kept_per_chunk=4096, bits=2, gain=1.5, lone_only=False),
+    RungSpec("1/8", kept_per_chunk=512, bits=2, gain=3.0, lone_only=False),
+    RungSpec("1/4", kept_per_chunk=1024, bits=2, gain=2.5, lone_only=False),
+    RungSpec("dense2", kept_per_chunk=4096, bits=2, gain=2.0, lone_only=False),
 )
 _CAPS = CapsSpec(
     max_blob_bytes=8 << 20,

@@ -1,9 +1,9 @@
 """Built-in specs by the model's size.
 
 `nano` (0.04M parameters, for tests), `demo` (0.2M), `tiny` (0.9M), `125m` (99M), `350m` (276M), `1.5b` (1.38B).
-docs/results/convergence.md has the reason of each setting and the bytes of a round. A rung's gain is that of eight equal
-contributions (gains.py). Outer step and codec were measured at 0.2M and 0.9M parameters; no preset above `tiny` has been
-trained, so their rates are extrapolated.
+docs/results/convergence.md has the reason of each setting and the bytes of a round. A rung's gain is that of eight
+equal contributions (gains.py). Outer step and codec were measured at 0.2M and 0.9M parameters; no preset above `tiny`
+has been trained, so their rates are extrapolated.
 """
 
 from __future__ import annotations

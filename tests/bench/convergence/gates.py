@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tests.bench.convergence.texts import SPEECHES
 from tests.bench.convergence.variant import DENSE, Density
 from tests.bench.convergence.variants import (
     ALONE,
@@ -23,9 +24,9 @@ ROUNDS = 100
 STEP_TOKENS = 2 * 128
 
 
-def _swarm(count: int, steps: int = 10) -> dict[str, Any]:
+def _swarm(count: int, steps: int = 10, rounds: int = ROUNDS) -> dict[str, Any]:
     """So many peers of the preset `tiny`, each `steps` steps of 2 x 128 bytes a round."""
-    tokens = ROUNDS * count * steps * STEP_TOKENS
+    tokens = rounds * count * steps * STEP_TOKENS
     return {"steps": peers(count, steps), "batch": 2, "context": 128, "tokens": tokens, "preset": "tiny"}
 
 
@@ -116,4 +117,15 @@ def _mixtures() -> Question:
     return Question("Mixed densities, joiners, own texts: eight peers, 100 rounds", SIXTEENTH8.name, variants)
 
 
-GATES = (_compression(), _mishaps(), _attackers(), _methods(), _gains(), _mixtures())
+def _longer() -> Question:
+    """G2 and G3 over twice the rounds, of a larger text; the schedule of the rates ends with the run."""
+    longer = {"corpus": SPEECHES, "tokens": _swarm(8, rounds=200)["tokens"]}
+    variants = (
+        replace(DENSE8, name="200 rounds: dense float32, Nesterov 0.8/0.7", **longer),
+        replace(THIRTYSECOND8, name="200 rounds: 1/32, gain 4", **longer),
+        replace(SIXTYFOURTH8, name="200 rounds: 1/64, gain 5", **longer),
+    )
+    return Question("Longer: eight peers, 200 rounds, speeches", variants[0].name, variants)
+
+
+GATES = (_compression(), _mishaps(), _attackers(), _methods(), _longer(), _gains(), _mixtures())

@@ -9,7 +9,8 @@ others' sum of votes, `against` those of the opposite one. The one with the lowe
 against) is left out when that is below -DEVIATIONS, and the rest is counted again without it: a dense one that is
 wrong makes all sparse ones look wrong as long as it votes. In the last of PASSES all below go. When half of the shares
 or more would be left out, nobody is: no majority can be told. One with less than 1/TINY of the median share is not
-worth a pass, and is kept.
+worth a pass, and is kept. So is one whose surplus, (against - agree) / (agree + against), is not over 1/MARGIN: over
+millions of values four deviations are a hair's breadth, and another text than the others' is enough for that.
 
 Size. n_i is the root of (sum of squares / share). Where three or more are kept, n_i above LARGEST times their median
 (by shares, so that many small ones can't move it) has the weight multiplied by what brings it there. A contribution
@@ -36,6 +37,7 @@ THREE = 3
 DEVIATIONS = 4
 LARGEST = 5.0
 TINY = 16
+MARGIN = 64  # the stricter of the two where more than 16 * 64^2 = 65536 values are counted
 PASSES = 8  # so that many wrong ones can't make a fold take forever
 MAX_TOTAL = float(1 << 52)
 """Shares add up to less, so that sums of votes are exact in float64."""
@@ -168,8 +170,9 @@ def _find_against(votes: Sequence[int], count: Count) -> tuple[set[int], np.ndar
 
 
 def _strength(agree: int, against: int) -> Fraction:
-    """z squared where z is below zero, else 0; exact, so that the same one is lowest everywhere."""
-    return Fraction((against - agree) ** 2, agree + against) if against > agree else Fraction(0)
+    """z squared where the surplus is over 1/MARGIN, else 0; exact, so that the same one is lowest everywhere."""
+    surplus, counted = against - agree, agree + against
+    return Fraction(surplus**2, counted) if MARGIN * surplus > counted else Fraction(0)
 
 
 def _check(shares: Sequence[Share]) -> None:

@@ -236,6 +236,16 @@ def test_four_deviations_are_counted_in_integers(agree: int, against: int, facto
 
 
 @pytest.mark.parametrize(
+    ("agree", "against", "factor"),
+    [(32_000, 33_100, 0.0), (63 * 10**6, 65 * 10**6, 1.0), (63 * 10**6 - 1, 65 * 10**6 + 1, 0.0)],
+)
+def test_among_many_values_more_than_a_64th_has_to_be_against(agree: int, against: int, factor: float) -> None:
+    """Another text can be a hair's breadth against the others; a whole contribution turned round is not that alike."""
+    verdicts = judge([1, 1, 1], [1.0, 1.0, 1.0], counted((agree, against), (9, 0), (9, 0)))
+    assert [verdict.factor for verdict in verdicts] == [factor, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
     ("sizes", "factors"),
     [
         ([1.0, 2.0, 10.0], [1.0, 1.0, 1.0]),

@@ -236,6 +236,7 @@ class DemoRun:
             joined, newest = self._watch.latest.get(self._joiner.name), self._newest()
             if newest is not None and joined is not None and joined.round.folded_round >= 0:
                 self._judged_round = newest.round.folded_round
+                self._say(f"rounds up to {self._judged_round} are compared once {SETTLE_ROUNDS} more have settled them")
         if self._judged_round is None:
             return False
         final = self._judged_round + SETTLE_ROUNDS
@@ -257,10 +258,11 @@ class DemoRun:
         alive = [snapshot for name, snapshot in self._watch.latest.items() if name in self._nodes]
         speed = sum(snapshot.training.tokens_per_s for snapshot in alive)
         losses = [snapshot.training.loss_heldout for snapshot in alive if snapshot.training.loss_heldout is not None]
+        share = f"{100 * min(1.0, self._done_share()):.0f} %" if self._judged_round is None else "settling"
         return (
             f"round {newest.round.folded_round}: "
             f"{plural(newest.round.contributors, 'contribution')}, "
-            f"{newest.training.tokens_total:,} tokens ({100 * min(1.0, self._done_share()):.0f} %), "
+            f"{newest.training.tokens_total:,} tokens ({share}), "
             f"{speed:,.0f} tokens/s, held-out loss {show_loss(min(losses, default=None))}, "
             f"peers {count_alive(newest)}"
         )

@@ -70,7 +70,9 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """The last line of the demo. `rounds` counts folded rounds, `seconds` is from the first process to the last."""
+    """The last line of the demo. `rounds` counts the rounds that were compared, and `tokens` is the swarm's count
+    at the last of them. The losses and the sample are of the final model, some rounds later. `seconds` is from the
+    first process to the last."""
 
     rounds: int
     peers_max: int

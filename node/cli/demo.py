@@ -38,8 +38,9 @@ def demo(
             _say(f"FAILED: {failure}", as_json)
         if report.ok:
             _say(
-                f"all nodes agreed on all {report.rounds} rounds; the held-out loss fell from {report.loss_first:.2f} "
-                f"to {report.loss_last:.2f} nats per byte. The model writes:",
+                f"all nodes agreed on all {report.rounds} rounds up to {report.tokens:,} tokens; with the rounds after "
+                f"them the held-out loss fell from {report.loss_first:.2f} to {report.loss_last:.2f} nats per byte. "
+                "The model writes:",
                 as_json,
             )
         typer.echo(f"\n{report.sample}\n")

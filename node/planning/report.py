@@ -16,6 +16,8 @@ STEPS_A_ROUND = 30
 """Inner steps that a round should have at least (MuLoCo's published setting)."""
 CONTRIBUTION_SHARE = 0.1
 """Of a round, that sending one contribution may take."""
+LONGER_ROUNDS = "--round-seconds of `tscale-node create`"
+"""Where a swarm's rounds are chosen."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ def find_round_fault(plan: TrainingPlan, traffic: Traffic) -> str:
     """What of the spec's round this machine can't keep up with, and what to change; empty when it can."""
     if plan.step.seconds > traffic.round_s:
         return (
-            f"a round of {traffic.round_s:.3g} s is shorter than one step ({plan.step.seconds:.3g} s): "
-            "make rounds longer (--round-seconds), or take a smaller model"
+            f"a round of {traffic.round_s:.3g} s is shorter than one step ({seconds(plan.step.seconds)}): "
+            f"make rounds longer ({LONGER_ROUNDS}), or take a smaller model"
         )
     if traffic.upload_s > traffic.round_s:
         return (
-            f"sending a contribution takes {traffic.upload_s:.3g} s, a round {traffic.round_s:.3g} s: "
-            "make rounds longer (--round-seconds), or find a faster uplink"
+            f"sending a contribution takes {seconds(traffic.upload_s)}, a round {traffic.round_s:.3g} s: "
+            f"make rounds longer ({LONGER_ROUNDS}), or find a faster uplink"
         )
     return ""
 
@@ -108,10 +110,10 @@ def as_lines(found: dict[str, Any], machine: Machine) -> list[str]:
     lines += [
         f"memory    {gigabytes(found['ram_bytes'])} of {gigabytes(machine.ram_bytes)}",
         f"disk      {gigabytes(found['disk_bytes'])}{free}{spilled}",
-        f"step      {found['step_s']:.3g} s for {found['batch'] * found['context']:,} tokens, "
+        f"step      {seconds(found['step_s'])} for {found['batch'] * found['context']:,} tokens, "
         f"{found['tokens_per_s']:,.0f} tokens/s (speed {found['rates']})",
         f"send      {found['contribution_bytes'] / 1e6:,.3g} MB a round at {found['rung']}, "
-        f"{found['contribution_upload_s']:.3g} s at {machine.upload_bits_per_s / 1e6:.3g} Mbit/s",
+        f"{seconds(found['contribution_upload_s'])} at {machine.upload_bits_per_s / 1e6:.3g} Mbit/s",
         f"round     {found['round_s']:,.4g} s in the preset, {seconds(found['recommended_round_s'])} or more suit it",
     ]
     lines.append(f"does not fit: {found['problem']}" if found["problem"] else _verdict(found))
@@ -121,7 +123,7 @@ def as_lines(found: dict[str, Any], machine: Machine) -> list[str]:
 def _verdict(found: dict[str, Any]) -> str:
     if found["recommended_round_s"] <= found["round_s"]:
         return "fits"
-    return f"fits, with rounds of {seconds(found['recommended_round_s'])} or more (--round-seconds of create)"
+    return f"fits, with rounds of {seconds(found['recommended_round_s'])} or more ({LONGER_ROUNDS})"
 
 
 def missing_as_json(missing: DoesNotFit, machine: Machine) -> dict[str, Any]:

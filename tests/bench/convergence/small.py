@@ -250,6 +250,7 @@ def _eight() -> Question:
     dense = replace(DENSE_MULOCO, name="8 x 2: dense float32, Nesterov 0.7/0.6", **swarm)
     base, outer = replace(BASE, **swarm), ((1.0, 0.5), (0.8, 0.7), (0.9, 0.8))
     tried = {0.95: (2.0, 3.0, 4.0, 5.0), 0.98: (3.0,), 0.9: (4.0, 5.0, 6.0, 7.0), 0.8: (4.0, 5.0)}
+    momenta = ((64, 2.0, 0.6), (64, 1.5, 0.7), (32, 1.5, 0.6), (16, 1.2, 0.6))
     gains = [(gain, decay) for decay, some in tried.items() for gain in some]
     variants = (
         dense,
@@ -257,6 +258,14 @@ def _eight() -> Question:
         replace(DATA_PARALLEL, name="8 x 2: data-parallel Muon", **swarm),
         *(replace(base, name=f"8 x 2: 1/64, gain {g:g}, decay {b}", densities=sparse(64, g), beta=b) for g, b in gains),
         replace(base, name="8 x 2: 1/64, gain 3, rho 0.75", densities=sparse(64, 3.0), rho=0.75),
+        *(
+            replace(base, name=f"8 x 2: 1/{p}, gain {g:g}, decay 0.95", densities=sparse(p, g))
+            for p, g in ((32, 4.0), (16, 3.0))
+        ),
+        *(
+            replace(base, name=f"8 x 2: 1/{p}, gain {g:g}, mu {mu}", densities=sparse(p, g), mu=mu)
+            for p, g, mu in momenta
+        ),
         replace(base, name="8 x 2: 1/64, gain from 3 to 5", densities=sparse(64, 3.0), late_gain=5.0),
         replace(ALONE, name="8 x 2: one peer alone, same time", steps=peers(1), batch=2, tokens=swarm["tokens"] // 8),
     )

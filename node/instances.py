@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tscale.node.config import NodeConfig
 from tscale.node.statedir import StateDir, default_state_dir, holder_pid, lock, open_state_dir, read_error
-from tscale.protocol.errors import BadInput, StateInUse
+from tscale.protocol.errors import BadInput, StateInUse, StopNode
 from tscale.protocol.fields import is_swarm_id
 
 MAX_INSTANCES = 64
+
+_FIRST_FILES = frozenset({"lock", "identity.key", "spec.bin", "log/node.log"})
+_FIRST_FOLDERS = ("log", "scratch", "blobs")
+"""What a node's start makes before there is anything to keep."""
 
 _NUMBERED = re.compile(r"(.+)-(?:[2-9]|[1-9][0-9])")
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A locked folder. `notice` says so when it is not the first one."""
+    """A locked folder. `notice` says so when it is not the first one. `made` are the folders that were made for it, the
+    deepest first; none when it was there before."""
 
     state: StateDir
     notice: str | None
+    made: tuple[Path, ...] = ()
 
 
 def base_dir(chosen: Path | None, config: NodeConfig) -> Path:
@@ -40,21 +49,67 @@ def claim_folder(stack: ExitStack, base: Path, swarm_id: str, numbered: bool) ->
     several terminals gives several nodes and, after they ended, resumes them. Else `<swarm_id>`, or StateInUse.
     """
     if not numbered:
-        state = open_state_dir(base, swarm_id)
-        stack.enter_context(lock(state))
-        return Instance(state, None)
+        state, made = _open_locked(stack, base, swarm_id)
+        return Instance(state, None, made)
     for number in range(1, MAX_INSTANCES + 1):
-        state = open_state_dir(base, swarm_id if number == 1 else f"{swarm_id}-{number}")
         try:
-            stack.enter_context(lock(state))
+            state, made = _open_locked(stack, base, swarm_id if number == 1 else f"{swarm_id}-{number}")
         except StateInUse:
             continue
         if number == 1:
             several = (base.expanduser() / f"{swarm_id}-2").is_dir()
             said = f"several nodes of this swarm have run here: this one goes on in {state.path}"
-            return Instance(state, said if several else None)
-        return Instance(state, f"another node of this swarm runs here: this one uses {state.path}")
+            return Instance(state, said if several else None, made)
+        return Instance(state, f"another node of this swarm runs here: this one uses {state.path}", made)
     raise StateInUse(f"{MAX_INSTANCES} nodes of this swarm run on this machine already: stop one first")
+
+
+def _open_locked(stack: ExitStack, base: Path, name: str) -> tuple[StateDir, tuple[Path, ...]]:
+    """The locked folder, and what of its path was made for it."""
+    path = base.expanduser() / name
+    made = tuple(place for place in (path, *path.parents) if not os.path.lexists(place))
+    try:
+        state = open_state_dir(base, name)
+        stack.enter_context(lock(state))
+    except StopNode:
+        _remove_empty(made)
+        raise
+    return state, made
+
+
+@contextlib.contextmanager
+def removed_if_unused(instance: Instance) -> Iterator[None]:
+    """While a node runs in its locked folder. When it stops before there is anything to keep, a folder that was made
+    for it goes again. An unexpected error leaves it, since its log tells why."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, StopNode):
+            _remove_unused(instance)
+        raise
+    except BaseException:
+        _remove_unused(instance)
+        raise
+    else:
+        _remove_unused(instance)
+
+
+def _remove_unused(instance: Instance) -> None:
+    if not instance.made:
+        return
+    path = instance.state.path
+    files = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir() or file.is_symlink()}
+    if files <= _FIRST_FILES:
+        for name in files:
+            with contextlib.suppress(OSError):
+                (path / name).unlink()
+        _remove_empty((*(path / name for name in _FIRST_FOLDERS), *instance.made))
+
+
+def _remove_empty(folders: tuple[Path, ...]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # not there, or not empty
+            folder.rmdir()
 
 
 def find_folders(base: Path, swarm: str | None) -> list[StateDir]:

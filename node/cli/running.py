@@ -11,7 +11,7 @@ from typing import Self
 
 from tscale.node.cli.logfile import log_to_folder
 from tscale.node.config import NodeConfig, load_config, override
-from tscale.node.instances import base_dir, claim_folder
+from tscale.node.instances import base_dir, claim_folder, removed_if_unused
 from tscale.node.live import Display, choose_display
 from tscale.node.local_peers import announce_local, find_local, withdraw_local
 from tscale.node.swarm_argument import SwarmTarget, stored_spec
@@ -87,6 +87,7 @@ def run_here(request: NodeRequest) -> int:
     with ExitStack() as stack:
         base = base_dir(request.state_dir, config)
         instance = claim_folder(stack, base, target.swarm_id, numbered=request.state_dir is None)
+        stack.enter_context(removed_if_unused(instance))
         log_to_folder(instance.state.log)
         spec = target.spec or stored_spec(instance.state.spec, target.swarm_id)
         if spec is not None and request.role == "trainer" and not request.checked:

@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.fake_daemon import ADDR, LINK, FakeDaemon, one_line
 from tscale.node.cli.app import run_command
 from tscale.node.specs import demo_spec, shipped_book_path
+from tscale.protocol.errors import BadInput
 
 pytestmark = pytest.mark.usefixtures("own_places")
 
@@ -99,3 +100,58 @@ def test_ready_prints_the_link_on_its_own_line_and_announces_it_here(
     assert LINK in capsys.readouterr().out.splitlines()
     assert announced == [ADDR]
     assert entries() == []
+
+
+def start(options: Any, logs: bool) -> None:
+    """What a node writes before it has a spec."""
+    for name in ("scratch", "blobs"):
+        (options.swarm_dir / name).mkdir()
+    (options.swarm_dir / "identity.key").write_bytes(b"key")
+    if logs:
+        (options.swarm_dir / "log" / "node.log").write_text("seed_given_up")
+
+
+@pytest.mark.parametrize("logs", [False, True])
+@pytest.mark.parametrize("error", [BadInput("the seed is in another swarm"), KeyboardInterrupt(), None])
+def test_a_join_that_came_to_nothing_leaves_nothing(
+    error: BaseException | None, logs: bool, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    def stop(events: Any) -> int:
+        start(daemon.options, logs)
+        if error is not None:
+            raise error
+        return 0
+
+    daemon.act = stop
+    there = tmp_path / "there"
+    there.mkdir()
+    run_command(["join", "--swarm", LINK, "--state-dir", str(there / "made" / "too")])
+    assert list(there.iterdir()) == [] and there.is_dir()
+
+
+@pytest.mark.parametrize("kept", ["port", "chain.bin", "checkpoint/1", "blobs/x", "a note", "log/worker.log"])
+def test_a_folder_with_anything_else_in_it_stays_whole(kept: str, daemon: FakeDaemon, tmp_path: Path) -> None:
+    def stop(events: Any) -> int:
+        start(daemon.options, logs=True)
+        path = daemon.options.swarm_dir / kept
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        raise BadInput("stopped")
+
+    daemon.act = stop
+    assert run_command(["join", "--swarm", LINK, "--state-dir", str(tmp_path / "state")]) == 2
+    assert (daemon.options.swarm_dir / kept).exists()
+    assert (daemon.options.swarm_dir / "identity.key").read_bytes() == b"key"
+
+
+def test_a_folder_that_was_there_before_is_left_as_it_is(daemon: FakeDaemon, tmp_path: Path) -> None:
+    swarm_dir = tmp_path / ("ours-" + "a" * 26)
+    swarm_dir.mkdir()
+    (swarm_dir / "identity.key").write_bytes(b"an older key")
+
+    def stop(events: Any) -> int:
+        raise BadInput("the seed is in another swarm")
+
+    daemon.act = stop
+    assert run_command(["join", "--swarm", LINK, "--state-dir", str(tmp_path)]) == 2
+    assert (swarm_dir / "identity.key").read_bytes() == b"an older key"

@@ -99,13 +99,15 @@ def check_python() -> Verdict:
 
 def check_state_dir(state_dir: Path) -> Verdict:
     """Whether files can be written there."""
+    advice = "give a folder you may write to with --state-dir"
+    blocking = next((path for path in (state_dir, *state_dir.parents) if path.exists() and not path.is_dir()), None)
+    if blocking is not None:
+        return Verdict("state folder", "fail", f"{state_dir}: {blocking} is a file, not a folder", advice)
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=state_dir) as stream:
+        with tempfile.TemporaryFile(dir=nearest_folder(state_dir)) as stream:  # a check makes no folder
             stream.write(b"tscale")
             stream.flush()
     except OSError as error:
-        advice = "give a folder you may write to with --state-dir"
         return Verdict("state folder", "fail", f"{state_dir}: {error.strerror or error}", advice)
     return Verdict("state folder", "ok", str(state_dir))
 

@@ -114,13 +114,14 @@ def test_an_unknown_model_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFix
     assert "there is no model 'nono': choose one of" in capsys.readouterr().err
 
 
-def test_state_folder_is_made_and_a_file_in_its_place_is_a_failure(tmp_path: Path) -> None:
+def test_state_folder_is_tried_and_not_made_and_a_file_in_its_place_is_a_failure(tmp_path: Path) -> None:
     assert check_state_dir(tmp_path / "a" / "b") == Verdict("state folder", "ok", str(tmp_path / "a" / "b"))
-    assert list((tmp_path / "a" / "b").iterdir()) == []
+    assert not (tmp_path / "a").exists()
     (tmp_path / "file").write_text("")
-    verdict = check_state_dir(tmp_path / "file")
-    assert verdict.level == "fail"
-    assert "--state-dir" in verdict.advice
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        verdict = check_state_dir(place)
+        assert (verdict.level, verdict.seen) == ("fail", f"{place}: {tmp_path / 'file'} is a file, not a folder")
+        assert "--state-dir" in verdict.advice
 
 
 @pytest.mark.parametrize(("free_bytes", "level"), [(1 << 20, "fail"), (1 << 30, "warn"), (1 << 40, "ok")])

@@ -36,10 +36,13 @@ class Instance:
 
 def base_dir(chosen: Path | None, config: NodeConfig) -> Path:
     """Where the folders of nodes are: the one chosen on the command line, else the configuration's, else the
-    platform's place."""
-    if chosen is not None:
-        return chosen.expanduser()
-    return Path(config.storage.state_dir).expanduser() if config.storage.state_dir else default_state_dir()
+    platform's place. Raises BadInput for the folder of one node, which is what `status` prints."""
+    given = chosen or (Path(config.storage.state_dir) if config.storage.state_dir else default_state_dir())
+    base = Path(os.path.abspath(given.expanduser()))
+    with contextlib.suppress(OSError):
+        if (base / "lock").is_file() and (base / "identity.key").is_file():
+            raise BadInput(f"{base} is the folder of one node: give the folder it is in, {base.parent}")
+    return base
 
 
 def claim_folder(stack: ExitStack, base: Path, swarm_id: str, numbered: bool) -> Instance:

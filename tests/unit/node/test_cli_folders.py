@@ -345,3 +345,20 @@ def test_the_first_folder_has_a_name_of_its_own(tmp_path: Path) -> None:
     assert folder_of(f"{SWARM}-2") == f"{SWARM}-2"
     assert [state.path.name for state in find_folders(tmp_path, f"{SWARM}-1")] == [SWARM]
     assert [state.path.name for state in find_folders(tmp_path, SWARM)] == [SWARM, f"{SWARM}-2"]
+
+
+@pytest.mark.parametrize(
+    "argv", [["status"], ["leave", "--swarm", SWARM], ["identity", "show"], ["join", "--swarm", SWARM], ["doctor"]]
+)
+def test_the_folder_of_one_node_is_no_place_for_folders(
+    argv: list[str], base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`status` prints this folder; pasted as --state-dir it would hide the node, and a join would make another key."""
+    state = open_state_dir(base, SWARM)
+    load_or_create_identity(state)
+    state.lock_file.touch()
+    before = sorted(base.rglob("*"))
+    assert run_command([*argv, "--state-dir", str(state.path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{state.path} is the folder of one node: give the folder it is in, {base}" in said
+    assert sorted(base.rglob("*")) == before

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
+from tests.bench.convergence.page import TABLE, fill
 from tests.bench.convergence.results import Result, ResultStore
 from tests.bench.convergence.variant import Variant
 from tests.bench.convergence.variants import Question
 
-BEGIN, END = "<!-- table: made by tests/bench/convergence -->", "<!-- end of table -->"
 HEADER = (
     "| variant | peers | rounds | bits/parameter | MB sent | nats/byte | against the first | seeds |\n"
     "|---|---|---|---|---|---|---|---|"
@@ -31,8 +31,15 @@ class Row:
         """Mean over the seeds, nats per byte."""
         return fmean(result.loss for result in self.results.values())
 
+    @property
+    def diverged(self) -> int:
+        """How many of the runs have no finite loss."""
+        return sum(not math.isfinite(result.loss) for result in self.results.values())
+
     def change(self, other: Row) -> list[float]:
-        """Relative difference to another row's loss, for every seed that both have."""
+        """Relative difference to another row's loss, for every seed that both have; none when a run diverged."""
+        if self.diverged or other.diverged:
+            return []
         both = sorted(self.results.keys() & other.results.keys())
         return [self.results[seed].loss / other.results[seed].loss - 1 for seed in both]
 
@@ -59,12 +66,11 @@ def render(questions: Iterable[Question], store: ResultStore, page: Path | None)
         plotted = plotted or rows
         used += [result for row in rows for result in row.results.values()]
     if not used:
-        return "no results yet"
+        return f"nothing to compare yet in {store.folder}"
     parts.append(_sources(used))
     text = "\n\n".join(parts)
     if page is not None:
-        before, rest = page.read_text().split(BEGIN)
-        page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+        fill(page, TABLE, text)
         text += "\n" + plot(plotted, page.with_suffix(".png"))
     return text
 
@@ -80,7 +86,7 @@ def _line(row: Row, reference: Row | None) -> str:
     first = next(iter(row.results.values()))
     steps = row.variant.steps
     each = str(steps[0]) if len(set(steps)) == 1 else ", ".join(map(str, steps))
-    losses = [result.loss for result in row.results.values()]
+    losses, diverged = [result.loss for result in row.results.values()], row.diverged
     change = row.change(reference) if reference is not None and reference is not row else []
     sent_mb = first.curve[-1].bits / 8e6
     cells = (
@@ -89,7 +95,7 @@ def _line(row: Row, reference: Row | None) -> str:
         str(first.rounds),
         f"{first.bits_per_parameter:.3g}",
         f"{sent_mb:.3g}",
-        _with_spread(losses, "{:.3f}") if all(map(math.isfinite, losses)) else "diverged",
+        f"{diverged} of {len(losses)} diverged" if diverged else _with_spread(losses, "{:.3f}"),
         _with_spread([100 * x for x in change], "{:+.1f}") + " %" if change else "",
         str(len(losses)),
     )

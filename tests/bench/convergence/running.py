@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +21,7 @@ from tests.bench.convergence.results import Point, Result, ResultStore, code_ver
 from tests.bench.convergence.swarm import DataParallel, Swarm, make_trainer, set_up
 from tests.bench.convergence.variant import Variant
 from tscale.kernels.init import init_state
+from tscale.protocol.errors import StopNode
 
 CURVE_POINTS = 16
 CURVE_WINDOWS = 64
@@ -66,21 +72,63 @@ def run(variant: Variant, code: str, final_windows: int = FINAL_WINDOWS) -> Resu
     )
 
 
-def run_all(variants: Sequence[Variant], store: ResultStore, jobs: int, say: Callable[[str], None]) -> None:
-    """Run and keep variants, `jobs` at a time. What was finished before an interruption is kept."""
+def run_all(variants: Sequence[Variant], store: ResultStore, jobs: int, say: Callable[[str], None]) -> int:
+    """Run and keep variants, `jobs` at a time. Returns how many of them raised; the others are run all the same.
+
+    What was finished before an interruption is kept, and no process outlives this one. Raises StopNode when a result
+    can't be written, or a process of the lab was ended from outside.
+    """
     code = code_version()  # now, not when a run ends: the processes have this code loaded
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        started = {pool.submit(_run_and_keep, variant, code, store.folder): variant for variant in variants}
+    failed, started = 0, {}
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
         try:
+            started = _submit(pool, variants, code, store.folder)
             for count, future in enumerate(as_completed(started), start=1):
-                say(f"{count}/{len(started)}  {started[future].name}, seed {started[future].seed}: {future.result()}")
+                told, is_done = _outcome(future)
+                say(f"{count}/{len(started)}  {started[future].name}, seed {started[future].seed}: {told}")
+                failed += not is_done
+        except BrokenProcessPool:
+            left = f"{len(store.missing(variants, code))} runs are not done, the same command goes on with them"
+            raise StopNode(f"a process of the lab was ended from outside (no memory left?): {left}") from None
         except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    return failed
+
+
+def _submit(
+    pool: ProcessPoolExecutor, variants: Sequence[Variant], code: str, folder: Path
+) -> dict[Future[str], Variant]:
+    """The pool's processes begin here. They take no Ctrl-C: it is for this process, which ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return {pool.submit(_run_and_keep, variant, code, folder): variant for variant in variants}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outcome(future: Future[str]) -> tuple[str, bool]:
+    """What there is to say of a run that has ended, and whether it is done. Raises what ends the lab."""
+    error = future.exception()
+    if error is None:
+        return future.result(), True
+    if isinstance(error, BrokenProcessPool | StopNode):
+        raise error
+    return "".join(["failed\n", *traceback.format_exception(error)]).rstrip(), False
+
+
+def _end_with_parent() -> None:
+    """In a process of the pool, which would wait for work for ever: end when the lab does, however it does."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def _run_and_keep(variant: Variant, code: str, folder: Path) -> str:
-    result = run(variant, code)
-    ResultStore(folder).write(result)
+    result = ResultStore(folder).keep(variant, code, lambda: run(variant, code))
+    if result is None:
+        return "left to another lab"
     size = f"{result.bits_per_parameter:.3f} bits/parameter"
     return f"{result.loss:.4f} nats/byte, {size}, {result.seconds:.0f} s ({result.cpu_s:.0f} s of work)"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.bench.convergence.page import BYTES, fill, has_place
 from tscale.node.worker.kernel_config import kernel_config
 from tscale.protocol.hashing import BlobRef
 from tscale.protocol.ladder import UPLINK_SHARE, bits_per_parameter
 from tscale.protocol.presets import preset
 from tscale.protocol.spec import NO_OWNER, RungSpec, SwarmSpec
 
-BEGIN, END = "<!-- bytes: made by tests/bench/convergence -->", "<!-- end of bytes -->"
 SIZES = ("demo", "tiny", "125m", "350m", "1.5b")
 HEADER = "| preset | parameters | round | rung | bits/parameter | a contribution | at 20 Mbit/s | peers that fit |"
 UPLOAD_BPS = 20e6
@@ -19,7 +19,8 @@ UPLOAD_BPS = 20e6
 def table() -> str:
     """A row for every preset and rung: what one peer sends in a round, and how long a home uplink takes for it.
 
-    "Peers that fit" is the largest swarm in which the ladder takes this rung at that uplink.
+    "Peers that fit" is the largest swarm whose contributions of this rung fit that uplink; the ladder takes the densest
+    rung that fits.
     """
     rows = [_row(name, spec, rung) for name in SIZES for spec in [_spec(name)] for rung in spec.codec.rungs]
     return "\n".join((HEADER, "|---" * (HEADER.count("|") - 1) + "|", *rows))
@@ -27,10 +28,8 @@ def table() -> str:
 
 def write_into(page: Path) -> None:
     """Replaces what is between the page's markers, if it has them."""
-    text = page.read_text()
-    if BEGIN in text:
-        before, rest = text.split(BEGIN)
-        page.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}")
+    if has_place(page, BYTES):
+        fill(page, BYTES, table())
 
 
 def _spec(name: str) -> SwarmSpec:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from tests.bench.convergence import rules
 from tests.bench.convergence.__main__ import arguments
 from tests.bench.convergence.lists import LISTS
-from tests.bench.convergence.report import BEGIN, END, render
+from tests.bench.convergence.page import TABLE
+from tests.bench.convergence.report import render
 from tests.bench.convergence.results import Point, Result, ResultStore, code_version, run_key
 from tests.bench.convergence.running import run
 from tests.bench.convergence.swarm import Peer, Swarm, set_up
@@ -165,9 +167,10 @@ def test_the_gain_changes_over_the_run_and_the_last_tenth_has_its_own_density() 
 
 def test_results_are_found_by_what_was_run_and_by_the_code(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
-    result = run(SMALL, code="00000001", final_windows=4)
-    path = store.write(result)
-    assert path.name == f"{result.date[:10]}-{result.run}-00000001.json" and json.loads(path.read_text())["rounds"] == 3
+    result = store.keep(SMALL, "00000001", lambda: run(SMALL, code="00000001", final_windows=4))
+    assert result is not None
+    path = tmp_path / f"{result.date[:10]}-{result.run}-00000001.json"
+    assert list(tmp_path.iterdir()) == [path] and json.loads(path.read_text())["rounds"] == 3
     assert store.find(replace(SMALL, name="other name"), "00000001") == result
     assert store.find(SMALL, None) == result and store.find(SMALL, "00000002") is None
     assert store.find(SMALL.seeded(2), None) is None
@@ -190,8 +193,8 @@ def test_the_table_compares_seed_by_seed(tmp_path: Path) -> None:
     other = replace(SMALL, name="other", rho=0.0)
     for variant, losses in ((SMALL, (2.0, 4.0)), (other, (2.02, 4.12))):
         for seed, loss in enumerate(losses, start=1):
-            store.write(_result(variant.seeded(seed), loss))
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+            store.keep(variant.seeded(seed), "0" * 8, partial(_result, variant.seeded(seed), loss))
+    page.write_text(f"before\n{TABLE[0]}\nold\n{TABLE[1]}\nafter\n")
     render([Question("Q", SMALL.name, (other, SMALL), (1, 2))], store, page)
     text = page.read_text()
     assert "old" not in text and text.startswith("before") and text.endswith("after\n")

@@ -100,7 +100,9 @@ def require_free_port(host: str, port: int) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortInUse(f"port {port} of {host} is in use: stop the other program or use --port 0") from error
-            raise BadInput(f"can't listen on {host} port {port} ({error.strerror}): take another port or host") from error
+            raise BadInput(
+                f"can't listen on {host} port {port} ({error.strerror}): take another port or host"
+            ) from error
 
 
 def is_loopback(host: str) -> bool:

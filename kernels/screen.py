@@ -36,7 +36,7 @@ from tscale.kernels.layout import Layout, TensorSpec
 THREE = 3
 DEVIATIONS = 4
 LARGEST = 5.0
-TINY = 16
+TINY = 64
 MARGIN = 64  # the stricter of the two where more than 16 * 64^2 = 65536 values are counted
 PASSES = 8  # so that many wrong ones can't make a fold take forever
 MAX_TOTAL = float(1 << 52)
@@ -86,7 +86,7 @@ class Screened:
 
 
 def screen(shares: Sequence[Share], layout: Layout, threads: int = 1) -> Screened:
-    """Judge the contributions of a manifest and give those that are kept their weights: gain * (share / sum of shares).
+    """Judge the contributions of a manifest and give those that are kept their weights: gain * `mean_weights`.
 
     Memory: the decoded contributions, and for each thread some chunks of votes. Raises CodecError for a malformed
     contribution, ValueError for a share or a gain that can't be one.
@@ -114,15 +114,34 @@ def _screen(shares: Sequence[Share], layout: Layout, threads: int, impl: str) ->
             return _count(*some, layout, threads, impl)
 
         verdicts = judge(votes, sizes, count)
-    total = 0.0
-    for share, verdict in zip(shares, verdicts, strict=True):
-        total += 0.0 if verdict.is_left_out else share.tokens
-    parts = [
-        FoldPart(blob, share.gain * (share.tokens / total) * verdict.factor)
+    kept = [
+        (blob, share, verdict.factor)
         for blob, share, verdict in zip(decoded, shares, verdicts, strict=True)
         if not verdict.is_left_out
     ]
+    means = mean_weights([share.tokens for _, share, _ in kept])
+    parts = [
+        FoldPart(blob, share.gain * mean * factor) for (blob, share, factor), mean in zip(kept, means, strict=True)
+    ]
     return Screened(tuple(parts), tuple(verdicts))
+
+
+def mean_weights(shares: Sequence[float]) -> list[float]:
+    """The weights of contributions in their mean: as the roots of their shares, 1/N for N equal ones.
+
+    Who does twice the steps already sends about twice the progress. Weights as the shares would count its steps twice,
+    so that the noise of the fast ones rules the mean; equal weights would let the smallest claim count in full. The
+    scale is such that sum(weight * share) is what it is with weights as the shares, sum(share^2) / sum(share).
+    """
+    largest = max(shares, default=1.0)
+    parts = [share / largest for share in shares]
+    roots = [sqrt(part) for part in parts]
+    total = squares = rooted = 0.0
+    for part, root in zip(parts, roots, strict=True):
+        total += part
+        squares += part * part
+        rooted += part * root
+    return [root * (squares / (total * rooted)) for root in roots]
 
 
 def judge(votes: Sequence[int], sizes: Sequence[float], count: Count) -> list[Verdict]:

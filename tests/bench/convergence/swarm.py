@@ -22,7 +22,7 @@ from tscale.kernels.fold import FoldPart, OuterRule, fold
 from tscale.kernels.init import init_state
 from tscale.kernels.inner import InnerTrainer, lr_scale
 from tscale.kernels.replica import OuterState, Replica
-from tscale.kernels.screen import Share
+from tscale.kernels.screen import Share, mean_weights
 from tscale.node.data.corpus import ByteCorpus
 from tscale.node.worker.kernel_config import KernelConfig, kernel_config
 from tscale.node.worker.session import batch_key
@@ -312,8 +312,8 @@ class Swarm:
 
     def _fold_all(self, shares: list[Share]) -> OuterState:
         """The state after a manifest whose contributions nobody judges (lab only)."""
-        total, kernels = sum(share.tokens for share in shares), self.setting.kernels
-        parts = [FoldPart(share.blob, share.gain * (share.tokens / total)) for share in shares]
+        means, kernels = mean_weights([share.tokens for share in shares]), self.setting.kernels
+        parts = [FoldPart(share.blob, share.gain * mean) for share, mean in zip(shares, means, strict=True)]
         return OuterState(*fold(self.head.anchor, self.head.momentum, parts, kernels.layout, kernels.rule))
 
 

@@ -11,7 +11,18 @@ from tscale.kernels import screen_fast
 from tscale.kernels.codec import CodecError, Decoded, Rung, decode, encode
 from tscale.kernels.fold import FoldPart, OuterRule, fold, fold_reference
 from tscale.kernels.layout import Layout, TensorSpec
-from tscale.kernels.screen import LARGEST, PASSES, Screened, Share, Verdict, judge, screen, screen_reference, warm_up
+from tscale.kernels.screen import (
+    LARGEST,
+    PASSES,
+    Screened,
+    Share,
+    Verdict,
+    judge,
+    mean_weights,
+    screen,
+    screen_reference,
+    warm_up,
+)
 
 # one tensor of more than a block of chunks, lengths that are no multiples of a chunk or a byte, and a small one
 LAYOUT = Layout(
@@ -137,11 +148,8 @@ def test_the_order_changes_no_verdict() -> None:
 @pytest.mark.parametrize("count", [3, 5, 10])
 def test_honest_contributions_keep_their_weights_to_the_bit(count: int) -> None:
     shares = [replace(s, tokens=s.tokens * 0.37) for s in honest(count)]
-    total = 0.0
-    for one in shares:
-        total += one.tokens
     screened = screen(shares, LAYOUT)
-    assert weights(screened) == [GAIN * (one.tokens / total) for one in shares]
+    assert weights(screened) == [GAIN * mean for mean in mean_weights([one.tokens for one in shares])]
     assert all(verdict.factor == 1.0 and verdict.agree > verdict.against for verdict in screened.verdicts)
 
 
@@ -154,7 +162,7 @@ def test_a_contribution_turned_round_is_left_out_and_the_others_share_its_weight
     screened = screen(shares, LAYOUT)
     assert left_out(screened) == [1]
     kept = [one.tokens for place, one in enumerate(shares) if place != 1]
-    assert weights(screened) == [GAIN * (tokens / sum(kept)) for tokens in kept]
+    assert weights(screened) == [GAIN * mean for mean in mean_weights(kept)]
     assert all(verdict.against < 5 for place, verdict in enumerate(screened.verdicts) if place != 1)
 
 
@@ -274,16 +282,32 @@ def test_many_small_ones_do_not_move_the_bound() -> None:
     assert judge([100] * 4 + [80] * 6, [1.0] * 4 + [0.001] * 6, counted(*[(9, 0)] * 10))[0].factor < 0.01
 
 
-def test_what_has_a_sixteenth_of_the_median_share_is_not_worth_a_pass() -> None:
+def test_what_has_a_64th_of_the_median_share_is_not_worth_a_pass() -> None:
     asked: list[int] = []
 
     def count(places: Sequence[int]) -> np.ndarray:
         asked.append(len(places))
         return np.array([(9, 0) if place < 5 else (0, 99) for place in places])
 
-    assert {verdict.factor for verdict in judge([160] * 5 + [9] * 4, [1.0] * 9, count)} == {1.0}
+    assert {verdict.factor for verdict in judge([640] * 5 + [9] * 4, [1.0] * 9, count)} == {1.0}
     assert asked == [9]
-    assert [v.factor for v in judge([160] * 5 + [10], [1.0] * 6, count)] == [1.0] * 5 + [0.0]
+    assert [v.factor for v in judge([640] * 5 + [10], [1.0] * 6, count)] == [1.0] * 5 + [0.0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 49, 200])
+@pytest.mark.parametrize("tokens", [1.0, 0.1, 2560.0, 5e-324, 1e15])
+def test_the_weights_of_equal_shares_are_one_nth_to_the_bit(count: int, tokens: float) -> None:
+    assert mean_weights([tokens] * count) == [1 / count] * count
+
+
+def test_weights_are_as_the_roots_and_as_large_together_as_with_the_shares() -> None:
+    shares = [16.0, 12.0, 8.0, 4.0, 0.25]
+    means = mean_weights(shares)
+    assert [mean / means[0] for mean in means] == pytest.approx([sqrt(share / 16) for share in shares], rel=1e-14)
+    applied = sum(mean * share for mean, share in zip(means, shares, strict=True))
+    assert applied == pytest.approx(sum(share * share for share in shares) / sum(shares), rel=1e-14)
+    assert mean_weights([1024 * share for share in shares]) == means
+    assert mean_weights([5e-324, 1e15]) == [0.0, 1.0] and mean_weights([]) == []
 
 
 def test_of_two_that_are_left_nobody_goes() -> None:

@@ -117,15 +117,18 @@ def _mixtures() -> Question:
     return Question("Mixed densities, joiners, own texts: eight peers, 100 rounds", SIXTEENTH8.name, variants)
 
 
-def _longer() -> Question:
-    """G2 and G3 over twice the rounds, of a larger text; the schedule of the rates ends with the run."""
-    longer = {"corpus": SPEECHES, "tokens": _swarm(8, rounds=200)["tokens"]}
-    variants = (
-        replace(DENSE8, name="200 rounds: dense float32, Nesterov 0.8/0.7", **longer),
-        replace(THIRTYSECOND8, name="200 rounds: 1/32, gain 4", **longer),
-        replace(SIXTYFOURTH8, name="200 rounds: 1/64, gain 5", **longer),
+def _longer() -> tuple[Question, ...]:
+    """G2 and G3 over 100 and 200 rounds of a larger text; the schedule of the rates ends with the run."""
+    return tuple(_of_speeches(rounds) for rounds in (100, 200))
+
+
+def _of_speeches(rounds: int) -> Question:
+    longer = {"corpus": SPEECHES, "tokens": _swarm(8, rounds=rounds)["tokens"]}
+    variants = tuple(
+        replace(variant, name=f"{rounds} rounds: {variant.name.removeprefix('8 peers: ')}", **longer)
+        for variant in (DENSE8, THIRTYSECOND8, SIXTYFOURTH8)
     )
-    return Question("Longer: eight peers, 200 rounds, speeches", variants[0].name, variants)
+    return Question(f"Eight peers, {rounds} rounds of speeches", variants[0].name, variants)
 
 
-GATES = (_compression(), _mishaps(), _attackers(), _methods(), _longer(), _gains(), _mixtures())
+GATES = (_compression(), _mishaps(), _attackers(), _methods(), *_longer(), _gains(), _mixtures())

@@ -93,7 +93,8 @@ def muon_update(
 class Muon:
     """Muon on the batches of one flat vector on one device.
 
-    `momentum` has their values side by side, in the batches' order; another tensor may be put in its place.
+    `momentum` has their values side by side, in the batches' order; another tensor, or another `rule`, may be put in
+    its place.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Muon:
         device: torch.device | str = "cpu",
     ) -> None:
         self._batches = batches
-        self._rule = MuonRule(momentum, weight_decay, polar_rule(torch.device(device).type))
+        self.rule = MuonRule(momentum, weight_decay, polar_rule(torch.device(device).type))
         self.momentum = torch.zeros(sum(b.where.stop - b.where.start for b in batches), device=device)
 
     def step(self, flat: torch.Tensor, grad: torch.Tensor, lr: float) -> None:
@@ -113,7 +114,7 @@ class Muon:
         for batch in self._batches:
             stop = start + batch.where.stop - batch.where.start
             weights, gradient = flat[batch.where].view(batch.shape), grad[batch.where].view(batch.shape)
-            muon_update(weights, gradient, self.momentum[start:stop].view(batch.shape), self._rule, lr)
+            muon_update(weights, gradient, self.momentum[start:stop].view(batch.shape), self.rule, lr)
             start = stop
 
 

@@ -57,11 +57,13 @@ def rows_of(question: Question, store: ResultStore) -> list[Row]:
 
 def render(questions: Iterable[Question], store: ResultStore, page: Path | None) -> str:
     """The tables as Markdown; with a page, they replace what is between its markers and the plot is drawn beside it."""
-    parts, plotted, used = [], [], []
+    parts, plotted, used, shown = [], [], [], set[str]()
     for question in questions:
         rows = rows_of(question, store)
-        if len(rows) < 2:
-            continue  # nothing to compare yet
+        names = {row.variant.name for row in rows}
+        if names <= shown:
+            continue  # nothing of its own yet
+        shown |= names
         parts.append(_table(question, rows))
         plotted = plotted or rows
         used += [result for row in rows for result in row.results.values()]
@@ -93,8 +95,8 @@ def _line(row: Row, reference: Row | None) -> str:
         row.variant.name,
         f"{row.variant.peers} x {each}",
         str(first.rounds),
-        f"{first.bits_per_parameter:.3g}",
-        f"{sent_mb:.3g}",
+        f"{first.bits_per_parameter:.3g}" if row.variant.peers > 1 else "0",
+        f"{sent_mb:.3g}" if row.variant.peers > 1 else "0",
         f"{diverged} of {len(losses)} diverged" if diverged else _with_spread(losses, "{:.3f}"),
         _with_spread([100 * x for x in change], "{:+.1f}") + " %" if change else "",
         str(len(losses)),
@@ -128,7 +130,8 @@ def plot(rows: Sequence[Row], path: Path) -> str:
         curve = row.results[min(row.results)].curve[1:-1]  # the last point is of another, larger set of windows
         losses = [point.loss for point in curve]
         by_tokens.plot([p.tokens / 1e6 for p in curve], losses, label=row.variant.name, linewidth=1.4)
-        by_bytes.plot([p.bits / 8e6 for p in curve], losses, label=row.variant.name, linewidth=1.4)
+        sent_mb = [p.bits / 8e6 if row.variant.peers > 1 else math.nan for p in curve]
+        by_bytes.plot(sent_mb, losses, label=row.variant.name, linewidth=1.4)
     by_bytes.set_xscale("log")
     by_tokens.set_xlabel("million tokens of the swarm")
     by_bytes.set_xlabel("MB sent by one peer")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -48,7 +49,8 @@ class _AdamWEverywhere:
 def use_fixed_triple(trainer: InnerTrainer) -> None:
     """Newton-Schulz with one triple for all steps."""
     muon = trainer._optimizer._muon
-    muon._triples = (FIXED_TRIPLE,) * len(muon._triples)
+    polar = replace(muon.rule.polar, triples=(FIXED_TRIPLE,) * len(muon.rule.polar.triples))
+    muon.rule = replace(muon.rule, polar=polar)
 
 
 def attacked(sent: np.ndarray, layout: Layout, attack: str, draw: np.random.Generator) -> np.ndarray:

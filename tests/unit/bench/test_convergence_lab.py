@@ -112,6 +112,11 @@ def test_a_fold_that_arrives_late_ends_with_the_same_tokens() -> None:
     assert overlapped.tally.tokens_trained == SMALL.tokens  # what a peer does before the last fold is not sent
 
 
+def test_every_inner_optimizer_is_another_one() -> None:
+    variants = [SMALL, replace(SMALL, inner="adamw"), replace(SMALL, polar="fixed")]
+    assert len({run(variant, "code").loss for variant in variants}) == 3
+
+
 def test_a_joiner_comes_in_its_round() -> None:
     swarm = Swarm(set_up(replace(SMALL, joins=(2,), tokens=6 * 2 * STEP_TOKENS)))
     peers = [len(swarm.peers) for _ in swarm]

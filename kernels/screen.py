@@ -14,8 +14,8 @@ millions of values four deviations are a hair's breadth, and another text than t
 
 Size. n_i is the root of (sum of squares / share). Where three or more are kept, n_i above LARGEST times their median
 (by shares, so that many small ones can't move it) has the weight multiplied by what brings it there. A contribution
-that sends nothing has no size. Honest ones of one density are within 1.2 times the median whatever their steps; one
-that is dense among sparse ones, or old among joiners, is up to 3 times for some rounds.
+that sends nothing has no size. Honest ones of one density were within 1.2 times the median, with steps up to ten to
+one; one that is dense among sparse ones, or old among joiners, was up to 3 times it for some rounds.
 
 Both parts look at what was sent, so neither sees values moved to other places, nor small changes.
 """

@@ -49,12 +49,12 @@ def find_round_fault(plan: TrainingPlan, traffic: Traffic) -> str:
     """What of the spec's round this machine can't keep up with, and what to change; empty when it can."""
     if plan.step.seconds > traffic.round_s:
         return (
-            f"a round of {traffic.round_s:.3g} s is shorter than one step ({seconds(plan.step.seconds)}): "
+            f"a round of {seconds(traffic.round_s)} is shorter than one step ({seconds(plan.step.seconds)}): "
             f"make rounds longer ({LONGER_ROUNDS}), or take a smaller model"
         )
     if traffic.upload_s > traffic.round_s:
         return (
-            f"sending a contribution takes {seconds(traffic.upload_s)}, a round {traffic.round_s:.3g} s: "
+            f"sending a contribution takes {seconds(traffic.upload_s)}, a round {seconds(traffic.round_s)}: "
             f"make rounds longer ({LONGER_ROUNDS}), or find a faster uplink"
         )
     return ""
@@ -114,7 +114,7 @@ def as_lines(found: dict[str, Any], machine: Machine) -> list[str]:
         f"{found['tokens_per_s']:,.0f} tokens/s (speed {found['rates']})",
         f"send      {found['contribution_bytes'] / 1e6:,.3g} MB a round at {found['rung']}, "
         f"{seconds(found['contribution_upload_s'])} at {machine.upload_bits_per_s / 1e6:.3g} Mbit/s",
-        f"round     {found['round_s']:,.4g} s in the preset, {seconds(found['recommended_round_s'])} or more suit it",
+        f"round     {seconds(found['round_s'])} in the preset, {seconds(found['recommended_round_s'])} or more suit it",
     ]
     lines.append(f"does not fit: {found['problem']}" if found["problem"] else _verdict(found))
     return lines

@@ -68,7 +68,7 @@ def render(questions: Iterable[Question], store: ResultStore, page: Path | None)
         plotted = plotted or rows
         used += [result for row in rows for result in row.results.values()]
     if not used:
-        return f"nothing to compare yet in {store.folder}"
+        return f"no results yet in {store.folder}"
     parts.append(_sources(used))
     text = "\n\n".join(parts)
     if page is not None:

@@ -151,4 +151,4 @@ def test_what_can_not_be_done_is_one_line_before_anything_runs(
 
 def test_without_results_there_is_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quick", "--results", str(tmp_path / "none"), "--render-only"]) == 0
-    assert "nothing to compare yet" in capsys.readouterr().out
+    assert "no results yet" in capsys.readouterr().out
